@@ -1,0 +1,466 @@
+"""The things that users speak of: messages, the four kinds of subscription, regions, spaces, windows.
+
+Frozen dataclasses that check themselves and compute nothing. What they mean is defined in the package
+documentation; how they are computed is the business of the folders below.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Literal, get_args
+
+import shapely
+from shapely.errors import ShapelyError
+from shapely.geometry.base import BaseGeometry
+
+from nearcast.errors import NearcastError
+
+Id = str | int
+Words = str | Sequence[str]
+Point = tuple[float, float]
+Kind = Literal["boolean", "similar", "topk", "nearest"]
+Similarity = Literal["weighted_overlap", "overlap", "weighted_jaccard", "dice", "cosine"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
+EARTH_RADIUS = 6_371_008.8
+HALF_CIRCUMFERENCE = math.pi * EARTH_RADIUS
+INT64_MAX = 2**63 - 1
+MICROSECONDS = 1_000_000
+
+
+# --- checks, each naming the field, the value and what would be right
+
+
+def checked_id(value: Any) -> Id:
+    """Return `value` as an id: a string, or an integer of 64 bits."""
+    if isinstance(value, str):
+        return value
+    number = _integer(value)
+    if number is None or not -INT64_MAX - 1 <= number <= INT64_MAX:
+        raise NearcastError(f"id is {value!r}; it must be a string or a 64-bit integer")
+    return number
+
+
+def checked_words(name: str, value: Any) -> str | tuple[str, ...]:
+    """Return a text as it is, and a sequence of keywords as a tuple."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        words = tuple(value)
+        for word in words:
+            if not isinstance(word, str):
+                raise NearcastError(f"{name} holds {word!r}; every keyword must be a string")
+        return words
+    raise NearcastError(f"{name} is {value!r}; it must be a string or a list of keywords")
+
+
+def checked_number(name: str, value: Any) -> float:
+    """Return `value` as a finite float."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, (str, bytes, bool)) or not math.isfinite(number):
+        raise NearcastError(f"{name} is {value!r}; it must be a finite number")
+    return number
+
+
+def checked_fraction(name: str, value: Any, *, is_zero_allowed: bool = True) -> float:
+    """Return `value` as a float between 0 and 1."""
+    number = checked_number(name, value)
+    if not 0 <= number <= 1 or (number == 0 and not is_zero_allowed):
+        span = "between 0 and 1" if is_zero_allowed else "above 0 and at most 1"
+        raise NearcastError(f"{name} is {value!r}; it must be {span}")
+    return number
+
+
+def checked_count(name: str, value: Any, *, largest: int = 2**31 - 1) -> int:
+    """Return `value` as an int of at least 1."""
+    number = _integer(value)
+    if number is None or not 1 <= number <= largest:
+        raise NearcastError(f"{name} is {value!r}; it must be a whole number from 1 to {largest}")
+    return number
+
+
+def checked_point(name: str, value: Any) -> Point:
+    """Return `value` as a pair of finite floats."""
+    if isinstance(value, (str, bytes, Mapping)):
+        raise NearcastError(f"{name} is {value!r}; it must be a pair of numbers (x, y)")
+    try:
+        x, y = value
+    except (TypeError, ValueError):
+        raise NearcastError(f"{name} is {value!r}; it must be a pair of numbers (x, y)") from None
+    return checked_number(f"x of {name}", x), checked_number(f"y of {name}", y)
+
+
+def checked_time(name: str, value: Any) -> int | None:
+    """Return a moment as microseconds since 1970 in UTC; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+        difference = moment - datetime(1970, 1, 1, tzinfo=UTC)
+        return (difference.days * 86_400 + difference.seconds) * MICROSECONDS + difference.microseconds
+    try:
+        seconds = checked_number(name, value)
+    except NearcastError:
+        seconds = math.inf
+    # Beyond that many seconds the microseconds no longer fit 64 bits.
+    if abs(seconds) > 9e12:
+        raise NearcastError(f"{name} is {value!r}; it must be a datetime, or seconds since 1970") from None
+    whole = _integer(value)
+    return whole * MICROSECONDS if whole is not None else round(seconds * MICROSECONDS)
+
+
+def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return `value` if it is one of `choices`."""
+    if value not in choices:
+        raise NearcastError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+    return str(value)
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _set(instance: Any, **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
+# --- spaces
+
+
+@dataclass(frozen=True, slots=True)
+class Planar:
+    """A flat space with Euclidean distance; messages outside its bounds are rejected.
+
+    `max_dist` is the distance at which spatial similarity reaches 0; by default the diagonal of the bounds.
+
+    >>> Planar(0, 0, 3, 4).max_dist
+    5.0
+    """
+
+    min_x: float
+    min_y: float
+    max_x: float
+    max_y: float
+    max_dist: float = None  # type: ignore[assignment]  # the diagonal, once made
+
+    def __post_init__(self) -> None:
+        for name in ("min_x", "min_y", "max_x", "max_y"):
+            _set(self, **{name: checked_number(name, getattr(self, name))})
+        if not (self.min_x <= self.max_x and self.min_y <= self.max_y):
+            raise NearcastError(f"the bounds are {self!r}; a minimum must not exceed its maximum")
+        width, height = self.max_x - self.min_x, self.max_y - self.min_y
+        diagonal = math.sqrt(width * width + height * height)
+        max_dist = diagonal if self.max_dist is None else checked_number("max_dist", self.max_dist)
+        if not 0 < max_dist < math.inf or not diagonal < math.inf:
+            raise NearcastError(
+                f"max_dist is {max_dist!r} for bounds {width!r} wide and {height!r} high; "
+                "it must be above 0 and finite"
+            )
+        _set(self, max_dist=max_dist)
+
+
+@dataclass(frozen=True, slots=True)
+class Geographic:
+    """Longitude and latitude in degrees (WGS 84), great-circle distance in metres on a sphere.
+
+    `max_dist` is the distance in metres at which spatial similarity reaches 0; by default half the
+    circumference of the Earth. Longitude 180 is longitude -180; at a pole every longitude is the same place.
+    """
+
+    max_dist: float = HALF_CIRCUMFERENCE
+
+    def __post_init__(self) -> None:
+        _set(self, max_dist=checked_number("max_dist", self.max_dist))
+        if self.max_dist <= 0:
+            raise NearcastError(f"max_dist is {self.max_dist!r}; it must be a distance in metres above 0")
+
+
+Space = Planar | Geographic
+
+
+# --- windows
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindow:
+    """The most recent `size` messages, in order of arrival."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _set(self, size=checked_count("size", self.size, largest=INT64_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """The messages of the last `seconds`, measured back from the largest event time seen."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        seconds = checked_number("seconds", self.seconds)
+        if not 1 / MICROSECONDS <= seconds <= 9e12:
+            raise NearcastError(f"seconds is {self.seconds!r}; it must be a duration above 0")
+
+
+Window = CountWindow | TimeWindow
+
+
+# --- regions
+
+
+@dataclass(frozen=True, slots=True)
+class Anywhere:
+    """The region that holds every point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle; its borders belong to it. In geographic space `min_x > max_x` crosses the antimeridian."""
+
+    min_x: float
+    min_y: float
+    max_x: float
+    max_y: float
+
+    def __post_init__(self) -> None:
+        for name in ("min_x", "min_y", "max_x", "max_y"):
+            _set(self, **{name: checked_number(name, getattr(self, name))})
+        if self.min_y > self.max_y:
+            raise NearcastError(f"min_y is {self.min_y!r}; it must not exceed max_y, which is {self.max_y!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    """All points within `radius` of a centre; metres in geographic space."""
+
+    x: float
+    y: float
+    radius: float
+
+    def __post_init__(self) -> None:
+        for name in ("x", "y", "radius"):
+            _set(self, **{name: checked_number(name, getattr(self, name))})
+        if self.radius < 0:
+            raise NearcastError(f"radius is {self.radius!r}; it must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Polygon:
+    """A polygon or multi-polygon, holes included, from WKT, WKB, GeoJSON or shapely; its borders belong to it.
+
+    Edges are straight lines between the coordinates as given. In geographic space longitudes may run past 180
+    to cross the antimeridian.
+
+    >>> Polygon("POLYGON ((0 0, 4 0, 0 4, 0 0))") == Polygon({
+    ...     "type": "Polygon", "coordinates": [[[0, 0], [4, 0], [0, 4], [0, 0]]]})
+    True
+    """
+
+    geometry: Any
+
+    def __post_init__(self) -> None:
+        geometry = shapely.force_2d(_read_geometry(self.geometry))
+        shape = shapely.to_wkt(geometry)
+        shape = shape if len(shape) < 80 else shape[:77] + "..."
+        if geometry.geom_type not in ("Polygon", "MultiPolygon"):
+            raise NearcastError(f"geometry is {shape}; it must be a polygon or a multi-polygon")
+        if geometry.is_empty:
+            raise NearcastError(f"geometry is {shape}; it must not be empty")
+        if not geometry.is_valid:
+            raise NearcastError(
+                f"geometry is {shape}; it is not a valid polygon: {shapely.is_valid_reason(geometry)}"
+            )
+        _set(self, geometry=geometry)
+
+    def __repr__(self) -> str:
+        return f"Polygon({shapely.to_wkt(self.geometry)!r})"
+
+
+def _read_geometry(value: Any) -> BaseGeometry:
+    if isinstance(value, BaseGeometry):
+        return value
+    if isinstance(value, Polygon):
+        return value.geometry  # type: ignore[no-any-return]
+    wanted = "it must be a polygon as WKT, WKB, GeoJSON or a shapely geometry"
+    try:
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return shapely.from_wkb(bytes(value))
+        if isinstance(value, Mapping):
+            # A GeoJSON feature wraps the geometry.
+            return shapely.from_geojson(json.dumps(value.get("geometry") or value))
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            return _read_geometry(json.loads(value))
+        if isinstance(value, str):
+            return shapely.from_wkt(value)
+    except (ShapelyError, TypeError, ValueError) as error:
+        raise NearcastError(f"geometry is {_shortened(value)}; {wanted} ({error})") from None
+    raise NearcastError(f"geometry is {_shortened(value)}; {wanted}")
+
+
+def _shortened(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+Region = Anywhere | Box | Circle | Polygon
+
+
+# --- messages and subscriptions
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something that happened at a point: `text` is a string, or a list of keywords taken as they are.
+
+    `ts` is when it happened and `expires` when it ends: a datetime (naive means UTC) or seconds since 1970.
+    """
+
+    id: Id
+    x: float
+    y: float
+    text: Words = ""
+    ts: datetime | float | None = None
+    expires: datetime | float | None = None
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            id=checked_id(self.id),
+            x=checked_number("x", self.x),
+            y=checked_number("y", self.y),
+            text=checked_words("text", self.text),
+        )
+        checked_time("ts", self.ts)
+        checked_time("expires", self.expires)
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """Deliver every message inside `within` whose words satisfy `expression`.
+
+    `expression` uses AND, OR, NOT and parentheses; words side by side are joined by AND; quotes make one keyword
+    of several words. A list of keywords means all of them.
+    """
+
+    kind: ClassVar[Kind] = "boolean"
+    id: Id
+    expression: Words
+    within: Region = field(default_factory=Anywhere)
+
+    def __post_init__(self) -> None:
+        _set(self, id=checked_id(self.id), expression=checked_words("expression", self.expression))
+        if not isinstance(self.within, (Anywhere, Box, Circle, Polygon)):
+            raise NearcastError(
+                f"within is {_shortened(self.within)}; it must be Box, Circle, Polygon or Anywhere"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """Deliver every message whose similarity reaches `threshold`.
+
+    The similarity is `text_weight` times the similarity of the words plus `1 - text_weight` times that of the
+    places.
+    """
+
+    kind: ClassVar[Kind] = "similar"
+    id: Id
+    text: Words
+    _: KW_ONLY
+    at: Point
+    text_weight: float = 0.5
+    threshold: float = 0.5
+    similarity: Similarity = "weighted_overlap"
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            id=checked_id(self.id),
+            text=checked_words("text", self.text),
+            at=checked_point("at", self.at),
+            text_weight=checked_fraction("text_weight", self.text_weight),
+            threshold=checked_fraction("threshold", self.threshold, is_zero_allowed=False),
+        )
+        checked_choice("similarity", self.similarity, SIMILARITIES)
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Keep the `k` best messages of the broker's window that share a word with `text`.
+
+    The score is `spatial_weight` times the similarity of the places plus `1 - spatial_weight` times the cosine of
+    the words.
+    """
+
+    kind: ClassVar[Kind] = "topk"
+    id: Id
+    text: Words
+    _: KW_ONLY
+    at: Point
+    k: int = 10
+    spatial_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            id=checked_id(self.id),
+            text=checked_words("text", self.text),
+            at=checked_point("at", self.at),
+            k=checked_count("k", self.k),
+            spatial_weight=checked_fraction("spatial_weight", self.spatial_weight),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """Keep the `k` nearest messages that share a word with `text`, from registration on."""
+
+    kind: ClassVar[Kind] = "nearest"
+    id: Id
+    text: Words
+    _: KW_ONLY
+    at: Point
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            id=checked_id(self.id),
+            text=checked_words("text", self.text),
+            at=checked_point("at", self.at),
+            k=checked_count("k", self.k),
+        )
+
+
+Subscription = Boolean | Similar | TopK | Nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message reached a subscription (`change` +1), or left its results (-1).
+
+    `score` is the similarity or the top-k score; `distance` is measured from the subscription's point, or from the
+    centre of its circle. Each is None where the subscription has none.
+    """
+
+    subscription: Id
+    message: Id
+    change: int = 1
+    score: float | None = None
+    distance: float | None = None

@@ -1,0 +1,1 @@
+"""What are its words? Analyzer, vocabulary, boolean expressions."""

@@ -1,0 +1,203 @@
+"""Cutting a whole column of UTF-8 text into chunks, without making a Python string for each.
+
+data, text_offsets             the buffers of an Arrow string column: text i is data[text_offsets[i] : text_offsets[i + 1]]
+chunk_offsets, chunk_numbers   ragged rows, one per text: which distinct chunks it consists of, in order, with repeats
+starts, sizes                  where in the data a distinct chunk was first met; distinct chunks are in order of first meeting
+
+A chunk is either a word of ASCII characters, or a run without ASCII white space that holds other characters. The first
+kind needs nothing but lower case, given to it in place; the second goes through the analyzer as a whole and as it is,
+since Unicode normalisation may join or split characters anywhere in it, but never across white space.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nearcast.jit import kernel
+
+SEPARATOR, SPACE, WORD = 0, 1, 2
+NON_ASCII = 128
+FNV_OFFSET = 2166136261
+FNV_PRIME = 16777619
+
+
+def character_classes(is_cut_at_punctuation: bool) -> Any:
+    """Return for each byte whether it separates words, is white space, or belongs to a word."""
+    classes = np.full(256, SEPARATOR if is_cut_at_punctuation else WORD, np.uint8)
+    for code in range(NON_ASCII):
+        if chr(code).isspace():
+            classes[code] = SPACE
+        elif chr(code).isalnum():
+            classes[code] = WORD
+    return classes
+
+
+@kernel
+def hash_bytes(data: Any, start: int, stop: int) -> Any:
+    """Return the 32-bit FNV-1a hash of a slice, in 64-bit arithmetic that cannot overflow."""
+    code = np.int64(FNV_OFFSET)
+    for i in range(start, stop):
+        code = ((code ^ data[i]) * FNV_PRIME) & 0xFFFFFFFF
+    return code ^ (code >> 15)
+
+
+@kernel
+def is_same_bytes(data: Any, first: int, second: int, size: int) -> bool:
+    """Whether two slices of `data` are equal."""
+    for i in range(size):
+        if data[first + i] != data[second + i]:
+            return False
+    return True
+
+
+@kernel
+def next_chunk(data: Any, classes: Any, is_lowered: bool, position: int, ascii_end: int, end: int) -> Any:
+    """Return the start and stop of the first chunk from `position` on, and the new `ascii_end`.
+
+    There is none if start == stop. Up to `ascii_end` the run of text without white space around `position` is known to
+    hold only ASCII characters, lowered if they have to be.
+    """
+    while position < end:
+        if position >= ascii_end:
+            if classes[data[position]] == SPACE:
+                position += 1
+                continue
+            is_ascii = True
+            ascii_end = position
+            while ascii_end < end and classes[data[ascii_end]] != SPACE:
+                is_ascii = is_ascii and data[ascii_end] < NON_ASCII
+                ascii_end += 1
+            if not is_ascii:
+                return position, ascii_end, ascii_end
+            if is_lowered:
+                for i in range(position, ascii_end):
+                    if 65 <= data[i] <= 90:
+                        data[i] += 32
+        while position < ascii_end and classes[data[position]] == SEPARATOR:
+            position += 1
+        start = position
+        while position < ascii_end and classes[data[position]] == WORD:
+            position += 1
+        if position > start:
+            return start, position, ascii_end
+    return end, end, end
+
+
+@kernel
+def scan(data: Any, text_offsets: Any, classes: Any, is_lowered: bool) -> Any:
+    """Return the chunks of each text and the distinct chunks of the column; `data` is lowered in place."""
+    n_texts = text_offsets.size - 1
+    chunk_offsets = np.zeros(n_texts + 1, np.int64)
+    chunk_numbers = np.empty(max(16, 8 * n_texts), np.int32)
+    starts = np.empty(256, np.int64)
+    sizes = np.empty(256, np.int64)
+    hashes = np.empty(256, np.int64)
+    table = np.full(1024, -1, np.int32)
+    n_chunks = 0
+    n_distinct = 0
+    for text in range(n_texts):
+        end = text_offsets[text + 1]
+        start, stop, ascii_end = next_chunk(
+            data, classes, is_lowered, text_offsets[text], text_offsets[text], end
+        )
+        while start < stop:
+            code = hash_bytes(data, start, stop)
+            place = code & (table.size - 1)
+            number = table[place]
+            while number >= 0 and not (
+                hashes[number] == code
+                and sizes[number] == stop - start
+                and is_same_bytes(data, starts[number], start, stop - start)
+            ):
+                place = (place + 1) & (table.size - 1)
+                number = table[place]
+            if number < 0:
+                number = n_distinct
+                n_distinct += 1
+                if n_distinct > starts.size:
+                    starts = grown(starts)
+                    sizes = grown(sizes)
+                    hashes = grown(hashes)
+                starts[number] = start
+                sizes[number] = stop - start
+                hashes[number] = code
+                table[place] = number
+                if 3 * n_distinct > table.size:
+                    table = rehashed(hashes[:n_distinct], 4 * table.size)
+            if n_chunks == chunk_numbers.size:
+                chunk_numbers = grown(chunk_numbers)
+            chunk_numbers[n_chunks] = number
+            n_chunks += 1
+            start, stop, ascii_end = next_chunk(data, classes, is_lowered, stop, ascii_end, end)
+        chunk_offsets[text + 1] = n_chunks
+    return chunk_offsets, chunk_numbers[:n_chunks].copy(), starts[:n_distinct].copy(), sizes[:n_distinct].copy()
+
+
+@kernel
+def grown(array: Any) -> Any:
+    """Return a copy of `array` with twice the room."""
+    result = np.empty(2 * array.size, array.dtype)
+    result[: array.size] = array
+    return result
+
+
+@kernel
+def rehashed(hashes: Any, size: int) -> Any:
+    """Return an open-addressing table of `size` places, a power of two, that holds the number of each hash."""
+    table = np.full(size, -1, np.int32)
+    for number in range(hashes.size):
+        place = hashes[number] & (size - 1)
+        while table[place] >= 0:
+            place = (place + 1) & (size - 1)
+        table[place] = number
+    return table
+
+
+@kernel
+def counted_rows(chunk_offsets: Any, chunk_numbers: Any, id_offsets: Any, ids: Any) -> Any:
+    """Return the token ids of each text, ascending without repeats, and how often each occurs.
+
+    Distinct chunk c stands for the tokens ids[id_offsets[c] : id_offsets[c + 1]].
+    """
+    n_rows = chunk_offsets.size - 1
+    n_tokens = 0
+    for chunk in chunk_numbers:
+        n_tokens += id_offsets[chunk + 1] - id_offsets[chunk]
+    token_ids = np.empty(n_tokens, np.int32)
+    token_counts = np.empty(n_tokens, np.int32)
+    token_offsets = np.zeros(n_rows + 1, np.int64)
+    end = 0
+    for row in range(n_rows):
+        start = end
+        fill = start
+        for i in range(chunk_offsets[row], chunk_offsets[row + 1]):
+            for j in range(id_offsets[chunk_numbers[i]], id_offsets[chunk_numbers[i] + 1]):
+                token_ids[fill] = ids[j]
+                fill += 1
+        sort_ids(token_ids[start:fill])
+        for i in range(start, fill):
+            if end > start and token_ids[end - 1] == token_ids[i]:
+                token_counts[end - 1] += 1
+            else:
+                token_ids[end] = token_ids[i]
+                token_counts[end] = 1
+                end += 1
+        token_offsets[row + 1] = end
+    return token_offsets, token_ids[:end].copy(), token_counts[:end].copy()
+
+
+@kernel
+def sort_ids(ids: Any) -> None:
+    """Sort in place; most texts are short enough for insertion to be the fastest way."""
+    if ids.size > 64:
+        ids[:] = np.sort(ids)
+        return
+    for i in range(1, ids.size):
+        value = ids[i]
+        j = i - 1
+        while j >= 0 and ids[j] > value:
+            ids[j + 1] = ids[j]
+            j -= 1
+        ids[j + 1] = value

@@ -1,0 +1,597 @@
+"""Each definition of SPEC.md as plain loops, sharing no code with the engine.
+
+Nothing here is incremental, vectorised or clever: the whole history of messages is kept and every answer is computed
+from it anew. Floats are computed in the one documented order, so that the engine can be compared bit for bit.
+
+The second half holds the papers' bounds and costs (SPEC 4, 5, 8), which the golden tests check against the printed
+numbers. They only add, multiply, divide and compare, so they take Fractions too, and then borders are exact.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import NamedTuple
+
+from nearcast.model import (
+    Anywhere,
+    Boolean,
+    Box,
+    Circle,
+    CountWindow,
+    Delivery,
+    Geographic,
+    Message,
+    Nearest,
+    Polygon,
+    Similar,
+    TimeWindow,
+    TopK,
+)
+
+EARTH_RADIUS = 6_371_008.8
+DUMMY = "*"
+
+
+# --- SPEC 1: space and distance
+
+
+def distance(space, a, b):
+    """Distance from the subscription's point `a` to the message's point `b`; metres in geographic space."""
+    if not isinstance(space, Geographic):
+        dx, dy = b[0] - a[0], b[1] - a[1]
+        return math.sqrt(dx * dx + dy * dy)
+    phi_a, phi_b = math.radians(a[1]), math.radians(b[1])
+    sin_lat = math.sin((phi_b - phi_a) / 2)
+    sin_lon = math.sin((math.radians(b[0]) - math.radians(a[0])) / 2)
+    h = sin_lat * sin_lat + math.cos(phi_a) * math.cos(phi_b) * (sin_lon * sin_lon)
+    return 2 * EARTH_RADIUS * math.asin(min(1.0, math.sqrt(h)))
+
+
+def spatial_similarity(space, a, b):
+    """SSIM: 1 at the same place, 0 from `max_dist` on."""
+    return max(0.0, 1.0 - distance(space, a, b) / space.max_dist)
+
+
+def is_in_region(space, region, point):
+    """Whether `point` is in `region`, borders included."""
+    if isinstance(region, Anywhere):
+        return True
+    if isinstance(region, Circle):
+        return distance(space, (region.x, region.y), point) <= region.radius
+    is_geographic = isinstance(space, Geographic)
+    if isinstance(region, Box):
+        return is_in_geographic_box(region, point) if is_geographic else is_in_planar_box(region, point)
+    return is_in_geographic_polygon(region, point) if is_geographic else is_in_planar_polygon(region, point)
+
+
+def is_in_planar_box(box, point):
+    x, y = point
+    return box.min_x <= x <= box.max_x and box.min_y <= y <= box.max_y
+
+
+def is_in_geographic_box(box, point):
+    """Longitudes 180 and -180 are one meridian, a pole has every longitude, `min_x > max_x` crosses 180."""
+    lon, lat = point
+    if not box.min_y <= lat <= box.max_y:
+        return False
+    if abs(lat) == 90:
+        return True
+    for x in [lon, -lon] if abs(lon) == 180 else [lon]:
+        if box.min_x <= box.max_x and box.min_x <= x <= box.max_x:
+            return True
+        if box.min_x > box.max_x and (x >= box.min_x or x <= box.max_x):
+            return True
+    return False
+
+
+def is_in_planar_polygon(polygon, point):
+    x, y = Fraction(point[0]), Fraction(point[1])
+    return any(is_in_rings(rings, x, y) for rings in rings_of(polygon))
+
+
+def is_in_geographic_polygon(polygon, point):
+    """The longitudes of a polygon may run past 180; a pole is inside iff the polygon reaches that latitude."""
+    lon, lat = Fraction(point[0]), Fraction(point[1])
+    if abs(lat) == 90:
+        latitudes = [y for rings in rings_of(polygon) for ring in rings for _, y in ring]
+        return max(latitudes) >= 90 if lat == 90 else min(latitudes) <= -90
+    return any(is_in_rings(rings, lon + turn, lat) for rings in rings_of(polygon) for turn in (-360, 0, 360))
+
+
+def rings_of(polygon):
+    """One list of rings for each part: the outer ring, then its holes; exact coordinates."""
+    parts = getattr(polygon.geometry, "geoms", [polygon.geometry])
+    for part in parts:
+        rings = [part.exterior, *part.interiors]
+        yield [[(Fraction(x), Fraction(y)) for x, y in ring.coords] for ring in rings]
+
+
+def is_in_rings(rings, x, y):
+    """On any ring, hole borders included, or within an odd number of rings."""
+    is_inside = False
+    for ring in rings:
+        for (x1, y1), (x2, y2) in zip(ring, ring[1:], strict=False):
+            cross = (x2 - x1) * (y - y1) - (y2 - y1) * (x - x1)
+            if cross == 0 and min(x1, x2) <= x <= max(x1, x2) and min(y1, y2) <= y <= max(y1, y2):
+                return True
+            if (y1 > y) != (y2 > y) and x < x1 + (y - y1) * (x2 - x1) / (y2 - y1):
+                is_inside = not is_inside
+    return is_inside
+
+
+# --- SPEC 2: text
+
+
+def normal_form(text):
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def words(text):
+    """The words of a text: runs of letters and digits; a combining mark continues a run but cannot begin one."""
+    found, run = [], ""
+    for character in normal_form(text):
+        is_mark = unicodedata.category(character).startswith("M")
+        if character.isalnum() or (is_mark and run):
+            run += character
+        else:
+            found.append(run)
+            run = ""
+    found.append(run)
+    return [word for word in found if word]
+
+
+def keywords(values):
+    """A list of keywords is taken as it is, only normalised; one that is blank is no keyword."""
+    found = [normal_form(value).strip() for value in values]
+    return [word for word in found if word]
+
+
+def tokens_of(text):
+    """The tokens of a text or a list of keywords, in order and with repeats."""
+    return words(text) if isinstance(text, str) else keywords(text)
+
+
+class Statistics(NamedTuple):
+    """How many messages the vocabulary was fitted to, and how many of them hold each token."""
+
+    n_messages: int = 0
+    document_frequency: Mapping[str, int] = {}
+
+    @classmethod
+    def of(cls, sample):
+        frequency = Counter(token for text in sample for token in set(tokens_of(text)))
+        return cls(len(sample), frequency)
+
+    def idf(self, token):
+        return math.log(1 + max(self.n_messages, 1) / max(self.document_frequency.get(token, 0), 1))
+
+    def tokens(self):
+        """The fitted tokens in vocabulary order: by falling frequency, then by token."""
+        return sorted(self.document_frequency, key=lambda token: (-self.document_frequency[token], token))
+
+
+# --- SPEC 3: boolean expressions, evaluated as they are written and not by way of a normal form
+
+
+def lexemes(expression):
+    """Split into `(`, `)`, AND, OR, NOT and operands; an operand is the list of tokens that must all be there."""
+    found, i = [], 0
+    while i < len(expression):
+        if expression[i].isspace():
+            i += 1
+        elif expression[i] in "()":
+            found.append(expression[i])
+            i += 1
+        elif expression[i] == '"':
+            end = expression.index('"', i + 1)
+            found.append(keywords([expression[i + 1 : end]]))
+            i = end + 1
+        else:
+            end = i
+            while end < len(expression) and not expression[end].isspace() and expression[end] not in '()"':
+                end += 1
+            word = expression[i:end]
+            found.append(word if word in ("AND", "OR", "NOT") else words(word))
+            i = end
+    return found
+
+
+def parsed(expression):
+    """The expression as nested tuples; None where no word survives the analysis."""
+    if not isinstance(expression, str):
+        return joined("and", [("has", token) for token in keywords(expression)])
+    rest = lexemes(expression)
+    tree = parsed_or(rest)
+    if rest:
+        raise ValueError(f"unexpected {rest[0]!r} in {expression!r}")
+    return tree
+
+
+def parsed_or(rest):
+    operands = [parsed_and(rest)]
+    while rest and rest[0] == "OR":
+        rest.pop(0)
+        operands.append(parsed_and(rest))
+    return joined("or", operands)
+
+
+def parsed_and(rest):
+    operands = [parsed_not(rest)]
+    while rest and rest[0] not in ("OR", ")"):
+        if rest[0] == "AND":
+            rest.pop(0)
+        operands.append(parsed_not(rest))
+    return joined("and", operands)
+
+
+def parsed_not(rest):
+    head = rest.pop(0)
+    if head == "NOT":
+        operand = parsed_not(rest)
+        return operand and ("not", operand)
+    if head == "(":
+        inner = parsed_or(rest)
+        if rest.pop(0) != ")":
+            raise ValueError("a parenthesis is not closed")
+        return inner
+    if isinstance(head, str):
+        raise ValueError(f"{head!r} stands where a word should")
+    return joined("and", [("has", token) for token in head])
+
+
+def joined(operator, operands):
+    """An operand without words is left out as if it were not written, and its operator with it."""
+    present = [operand for operand in operands if operand]
+    return (operator, present) if present else None
+
+
+def is_true(tree, tokens):
+    """Whether a message with these tokens satisfies the expression."""
+    operator, operand = tree
+    if operator == "has":
+        return operand in tokens
+    if operator == "not":
+        return not is_true(operand, tokens)
+    if operator == "and":
+        return all(is_true(part, tokens) for part in operand)
+    return any(is_true(part, tokens) for part in operand)
+
+
+def literals(tree):
+    """The tokens of an expression in the order in which they are written, with repeats."""
+    if tree is None:
+        return []
+    operator, operand = tree
+    if operator == "has":
+        return [operand]
+    if operator == "not":
+        return literals(operand)
+    return [token for part in operand for token in literals(part)]
+
+
+# --- SPEC 4 and 5: textual scores; every sum runs in vocabulary order, from 0.0 up
+
+
+def total(values):
+    result = 0.0
+    for value in values:
+        result += value
+    return result
+
+
+def textual_similarity(similarity, tokens, message_tokens, rank, statistics):
+    """TSIM of SPEC 4: how much of the subscription's words the message has; repeats count once."""
+    s, m = set(tokens), set(message_tokens)
+    shared = s & m
+    if not shared:
+        return 0.0
+    weight = lambda part: total(statistics.idf(token) for token in sorted(part, key=rank.__getitem__))  # noqa: E731
+    if similarity == "weighted_overlap":
+        return weight(shared) / weight(s)
+    if similarity == "overlap":
+        return len(shared) / len(s)
+    if similarity == "weighted_jaccard":
+        return weight(shared) / weight(s | m)
+    if similarity == "dice":
+        return 2 * len(shared) / (len(s) + len(m))
+    if similarity == "cosine":
+        return len(shared) / (math.sqrt(len(s)) * math.sqrt(len(m)))
+    raise ValueError(f"no such similarity: {similarity!r}")
+
+
+def unit_vector(tokens, rank, statistics):
+    """Weights tf * idf scaled to unit length, in vocabulary order (SPEC 2 and 5)."""
+    occurrences = Counter(tokens)
+    weights = {t: occurrences[t] * statistics.idf(t) for t in sorted(occurrences, key=rank.__getitem__)}
+    norm = math.sqrt(total(weight * weight for weight in weights.values()))
+    return {token: weight / norm for token, weight in weights.items()}
+
+
+def cosine(tokens, message_tokens, rank, statistics):
+    """TSim of SPEC 5: the cosine of the two tf-idf vectors."""
+    s, m = unit_vector(tokens, rank, statistics), unit_vector(message_tokens, rank, statistics)
+    return total(s[token] * m[token] for token in s if token in m)
+
+
+# --- SPEC 5 to 7: windows, results and changes
+
+
+class Arrival(NamedTuple):
+    number: int
+    message: Message
+    tokens: list[str]
+
+
+class Registration(NamedTuple):
+    number: int
+    first_arrival: int  # the number of the first message that can still arrive
+    subscription: Boolean | Similar | TopK | Nearest
+    tokens: list[str]
+
+
+def microseconds(moment):
+    """A datetime (naive means UTC) or seconds since 1970, in whole microseconds."""
+    if isinstance(moment, datetime):
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return moment * 1_000_000 if isinstance(moment, int) else round(moment * 1_000_000)
+
+
+class Oracle:
+    """What a broker must answer, computed from the whole history each time."""
+
+    def __init__(self, space, statistics=None, window=None):
+        self.space = space
+        self.statistics = statistics or Statistics()
+        self.window = window
+        self.rank = {token: i for i, token in enumerate(self.statistics.tokens())}
+        self.history: list[Arrival] = []
+        self.registrations: dict = {}
+        self.n_registered = 0
+
+    def subscribe(self, subscription):
+        """Register, or replace the subscription of this id; the first answers, in order of arrival."""
+        if isinstance(subscription, Boolean):
+            tokens = literals(parsed(subscription.expression))
+        else:
+            tokens = tokens_of(subscription.text)
+        self.admit(tokens)
+        registration = Registration(self.n_registered, len(self.history), subscription, tokens)
+        self.n_registered += 1
+        self.registrations[subscription.id] = registration
+        return [delivery for _, delivery in sorted(self.answer(registration).items())]
+
+    def unsubscribe(self, id):
+        del self.registrations[id]
+
+    def publish(self, message):
+        return self.publish_batch([message])
+
+    def publish_batch(self, messages):
+        """Every match of the batch, and the net change of every kept result."""
+        before = {id: self.answer(registration) for id, registration in self.registrations.items()}
+        batch = []
+        for message in messages:
+            arrival = Arrival(len(self.history), message, tokens_of(message.text))
+            self.admit(arrival.tokens)
+            self.history.append(arrival)
+            batch.append(arrival)
+        found = []
+        for id, registration in self.registrations.items():
+            changes = {a.number: d for a in batch if (d := self.match(registration, a))}
+            after = self.answer(registration)
+            changes |= {n: d for n, d in after.items() if n not in before[id]}
+            changes |= {n: left(d) for n, d in before[id].items() if n not in after}
+            found += [(number, registration.number, delivery) for number, delivery in changes.items()]
+        return [delivery for _, _, delivery in sorted(found, key=lambda change: change[:2])]
+
+    def results(self, id):
+        """The kept result of a top-k or nearest subscription, best first; the other kinds keep none."""
+        return list(self.answer(self.registrations[id]).values())
+
+    def admit(self, tokens: Iterable[str]):
+        for token in tokens:
+            self.rank.setdefault(token, len(self.rank))
+
+    def in_window(self):
+        """The messages that count now (SPEC 5); all of them if there is no window."""
+        if isinstance(self.window, CountWindow):
+            return self.history[-self.window.size :]
+        if isinstance(self.window, TimeWindow) and self.history:
+            now = max(microseconds(arrival.message.ts) for arrival in self.history)
+            start = now - microseconds(self.window.seconds)
+            return [arrival for arrival in self.history if microseconds(arrival.message.ts) > start]
+        return self.history
+
+    def match(self, registration, arrival):
+        """The delivery of one message to a boolean or similarity subscription, or None (SPEC 3 and 4)."""
+        s, message = registration.subscription, arrival.message
+        point = (message.x, message.y)
+        if isinstance(s, Boolean):
+            is_match = is_true(parsed(s.expression), arrival.tokens) and is_in_region(self.space, s.within, point)
+            is_circle = isinstance(s.within, Circle)
+            far = distance(self.space, (s.within.x, s.within.y), point) if is_circle else None
+            return Delivery(s.id, message.id, 1, None, far) if is_match else None
+        if isinstance(s, Similar):
+            text = textual_similarity(
+                s.similarity, registration.tokens, arrival.tokens, self.rank, self.statistics
+            )
+            place = spatial_similarity(self.space, s.at, point)
+            score = s.text_weight * text + (1 - s.text_weight) * place
+            far = distance(self.space, s.at, point)
+            return Delivery(s.id, message.id, 1, score, far) if score >= s.threshold else None
+        return None
+
+    def answer(self, registration):
+        """The result that a subscription has now: arrival number -> delivery, best first (SPEC 5 and 6)."""
+        s = registration.subscription
+        ranked = []
+        if isinstance(s, (TopK, Nearest)):
+            for arrival in self.in_window():
+                is_early = self.window is None and arrival.number < registration.first_arrival
+                if not is_early and set(registration.tokens) & set(arrival.tokens):
+                    entry = self.top_entry if isinstance(s, TopK) else self.nearest_entry
+                    ranked.append((*entry(s, registration.tokens, arrival), arrival.number))
+        ranked.sort(key=lambda entry: entry[0])
+        return {number: delivery for _, delivery, number in ranked[: getattr(s, "k", 0)]}
+
+    def top_entry(self, s, tokens, arrival):
+        """Sort key and delivery: score descending, then newer first, then id, then later arrival (SPEC 5)."""
+        message = arrival.message
+        point = (message.x, message.y)
+        text = cosine(tokens, arrival.tokens, self.rank, self.statistics)
+        place = spatial_similarity(self.space, s.at, point)
+        score = s.spatial_weight * place + (1 - s.spatial_weight) * text
+        is_timed = isinstance(self.window, TimeWindow)
+        age = -microseconds(message.ts) if is_timed else -arrival.number
+        delivery = Delivery(s.id, message.id, 1, score, distance(self.space, s.at, point))
+        return (-score, age, message.id, -arrival.number), delivery
+
+    def nearest_entry(self, s, _tokens, arrival):
+        """Sort key and delivery: distance, then earlier arrival (SPEC 6)."""
+        far = distance(self.space, s.at, (arrival.message.x, arrival.message.y))
+        return (far, arrival.number), Delivery(s.id, arrival.message.id, 1, None, far)
+
+
+def left(delivery):
+    """The same delivery, taken back."""
+    return Delivery(delivery.subscription, delivery.message, -1, delivery.score, delivery.distance)
+
+
+# --- SPEC 4: the bounds of STAMP. `weights` are those of a subscription's tokens, heaviest first; positions count
+# from 0, and the position after the last token is the dummy token's.
+
+
+def utb(weights: Sequence, i):
+    """UTB(s|t_i): the textual similarity of a message whose first matching token is t_i is at most this."""
+    return sum(weights[i:]) / sum(weights)
+
+
+def utb_plus(weights: Sequence, k, j):
+    """UTB_k+(s|t_j): as `utb`, where besides t_j and later ones at most k tokens match."""
+    return (sum(weights[:k]) + sum(weights[j:])) / sum(weights)
+
+
+def lsb(text_upper_bound, delta, tau):
+    """LSB: the spatial similarity that such a message needs; above 1 none does, and 0 or less means anywhere."""
+    if delta == 1:
+        return -math.inf if text_upper_bound >= tau else math.inf
+    return (tau - delta * text_upper_bound) / (1 - delta)
+
+
+def text_threshold(delta, tau, spatial_upper_bound=1):
+    """The textual similarity needed where the spatial one is at most `spatial_upper_bound`."""
+    if delta == 0:
+        return -math.inf if spatial_upper_bound >= tau else math.inf
+    return (tau - (1 - delta) * spatial_upper_bound) / delta
+
+
+def prefix(weights: Mapping, delta, tau, spatial_upper_bound=1):
+    """SIG(s), or SIG(s, R) if messages from outside R have at most that SSIM; `*` where no token is needed."""
+    tokens, heaviest_first = [*weights, DUMMY], [*weights.values()]
+    threshold = text_threshold(delta, tau, spatial_upper_bound)
+    return [token for i, token in enumerate(tokens) if utb(heaviest_first, i) >= threshold]
+
+
+def prefix_plus(weights: Mapping, delta, tau):
+    """SIG_1+(s), SIG_2+(s), ...: the tokens after SIG(s), cut where one more match would not be enough."""
+    tokens, heaviest_first = [*weights], [*weights.values()]
+    threshold = text_threshold(delta, tau)
+    start, found = len(prefix(weights, delta, tau)), []
+    while start < len(tokens):
+        k = len(found) + 1
+        kept = [j for j in range(start, len(tokens)) if utb_plus(heaviest_first, k, j) >= threshold]
+        found.append([tokens[j] for j in kept])
+        start += len(kept)
+    return found
+
+
+def verification_cost(candidates: Iterable[tuple[int, int]]):
+    """COST_V: the tokens left to check, for (number of tokens, order of the first match from 1) each."""
+    return sum(n_tokens - order for n_tokens, order in candidates)
+
+
+def filter_cost(verification, n_candidates, n_postings_read, n_postings):
+    """COST_F: the postings read, and verifying the share of the candidates expected to be left."""
+    return n_postings_read + (verification - n_candidates) * n_postings_read / n_postings
+
+
+# --- SPEC 5 and 8: the bounds and shards of Skype. Weights map words, in vocabulary order, to numbers.
+
+
+def lambda_t(floor, alpha, spatial_upper_bound=1):
+    """The textual similarity that a message needs to reach the score `floor`."""
+    return floor / (1 - alpha) - alpha / (1 - alpha) * spatial_upper_bound
+
+
+def spatial_upper_bound(inner_distance, outer_distance, max_dist):
+    """SSimUB of a subscription in a cell and a message outside it, by their distances to the cell's border."""
+    return 1 - (inner_distance + outer_distance) / max_dist
+
+
+def from_word(weights: Mapping, word, vocabulary: Sequence):
+    """The weights of `word` and of the words after it in the vocabulary."""
+    start = vocabulary.index(word)
+    return [weight for other, weight in weights.items() if vocabulary.index(other) >= start]
+
+
+def location_prefix(weights: Mapping, threshold):
+    """pref(s|m), and the loose prefix where the threshold takes SSimUB as 1."""
+    vocabulary = list(weights)
+    return [word for word in weights if sum(from_word(weights, word, vocabulary)) >= threshold]
+
+
+def refined_prefix(weights: Mapping, message: Mapping, threshold, vocabulary: Sequence):
+    """pref+(s|m): as `location_prefix`, with the largest weight that the message has from each word on."""
+    return [
+        word
+        for word in weights
+        if max(from_word(message, word, vocabulary), default=0) * sum(from_word(weights, word, vocabulary))
+        >= threshold
+    ]
+
+
+def unseen_bound(weights: Sequence, message_weights: Sequence):
+    """TSimUB: the most that the words not yet visited, on either side, can add."""
+    return min(sum(weights) * max(message_weights), sum(message_weights) * max(weights))
+
+
+def shard_cost(shard, subscriptions, messages):
+    """C(W) = N(W) * P(message has a word of W)."""
+    n_subscriptions = sum(1 for s in subscriptions if set(s) & set(shard))
+    n_messages = sum(1 for m in messages if set(m) & set(shard))
+    return n_subscriptions * Fraction(n_messages, len(messages))
+
+
+def keyword_shards(vocabulary: Sequence, subscriptions, messages, depth):
+    """Cut the vocabulary `depth` times, each time where the two costs differ least."""
+    if depth == 0 or len(vocabulary) < 2:
+        return [list(vocabulary)]
+    cost = lambda part: shard_cost(part, subscriptions, messages)  # noqa: E731
+    cuts = range(1, len(vocabulary))
+    best = min(cuts, key=lambda cut: abs(cost(vocabulary[:cut]) - cost(vocabulary[cut:])))
+    left_part, right_part = vocabulary[:best], vocabulary[best:]
+    return [
+        *keyword_shards(left_part, subscriptions, messages, depth - 1),
+        *keyword_shards(right_part, subscriptions, messages, depth - 1),
+    ]
+
+
+def shards_of(some_words, shards):
+    """The numbers, from 1, of the shards that own one of the words."""
+    return [number for number, shard in enumerate(shards, 1) if set(some_words) & set(shard)]
+
+
+def greedy_assignment(costs: Mapping, n_workers):
+    """SPEC 8: the costliest first, each to the worker with the least so far."""
+    loads, members = [0] * n_workers, [[] for _ in range(n_workers)]
+    for name in sorted(costs, key=costs.__getitem__, reverse=True):
+        worker = loads.index(min(loads))
+        loads[worker] += costs[name]
+        members[worker].append(name)
+    return members
