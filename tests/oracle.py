@@ -1,10 +1,12 @@
 """Each definition of SPEC.md as plain loops, sharing no code with the engine.
 
-Nothing here is incremental, vectorised or clever: the whole history of messages is kept and every answer is computed
-from it anew. Floats are computed in the one documented order, so that the engine can be compared bit for bit.
+Nothing here is incremental, vectorised or clever: the whole history of messages is kept and every answer is
+computed from it anew. Floats are computed in the one documented order, so that the engine can be compared bit
+for bit.
 
-The second half holds the papers' bounds and costs (SPEC 4, 5, 8), which the golden tests check against the printed
-numbers. They only add, multiply, divide and compare, so they take Fractions too, and then borders are exact.
+The second half holds the papers' bounds and costs (SPEC 4, 5, 8), which the golden tests check against the
+printed numbers. They only add, multiply, divide and compare, so they take Fractions too, and then borders are
+exact.
 """
 
 from __future__ import annotations
@@ -15,23 +17,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
-from nearcast.model import (
-    Anywhere,
-    Boolean,
-    Box,
-    Circle,
-    CountWindow,
-    Delivery,
-    Geographic,
-    Message,
-    Nearest,
-    Polygon,
-    Similar,
-    TimeWindow,
-    TopK,
-)
+from nearcast import model
 
 EARTH_RADIUS = 6_371_008.8
 DUMMY = "*"
@@ -42,7 +31,7 @@ DUMMY = "*"
 
 def distance(space, a, b):
     """Distance from the subscription's point `a` to the message's point `b`; metres in geographic space."""
-    if not isinstance(space, Geographic):
+    if not isinstance(space, model.Geographic):
         dx, dy = b[0] - a[0], b[1] - a[1]
         return math.sqrt(dx * dx + dy * dy)
     phi_a, phi_b = math.radians(a[1]), math.radians(b[1])
@@ -59,19 +48,16 @@ def spatial_similarity(space, a, b):
 
 def is_in_region(space, region, point):
     """Whether `point` is in `region`, borders included."""
-    if isinstance(region, Anywhere):
+    if isinstance(region, model.Anywhere):
         return True
-    if isinstance(region, Circle):
+    if isinstance(region, model.Circle):
         return distance(space, (region.x, region.y), point) <= region.radius
-    is_geographic = isinstance(space, Geographic)
-    if isinstance(region, Box):
-        return is_in_geographic_box(region, point) if is_geographic else is_in_planar_box(region, point)
-    return is_in_geographic_polygon(region, point) if is_geographic else is_in_planar_polygon(region, point)
-
-
-def is_in_planar_box(box, point):
-    x, y = point
-    return box.min_x <= x <= box.max_x and box.min_y <= y <= box.max_y
+    is_geographic = isinstance(space, model.Geographic)
+    if isinstance(region, model.Box) and is_geographic:
+        return is_in_geographic_box(region, point)
+    if isinstance(region, model.Box):
+        return region.min_x <= point[0] <= region.max_x and region.min_y <= point[1] <= region.max_y
+    return is_in_polygon(region, point, is_geographic)
 
 
 def is_in_geographic_box(box, point):
@@ -89,18 +75,15 @@ def is_in_geographic_box(box, point):
     return False
 
 
-def is_in_planar_polygon(polygon, point):
+def is_in_polygon(polygon, point, is_geographic):
+    """On the globe longitudes may run past 180, and a pole is inside iff the polygon reaches its latitude."""
+    parts = list(rings_of(polygon))
     x, y = Fraction(point[0]), Fraction(point[1])
-    return any(is_in_rings(rings, x, y) for rings in rings_of(polygon))
-
-
-def is_in_geographic_polygon(polygon, point):
-    """The longitudes of a polygon may run past 180; a pole is inside iff the polygon reaches that latitude."""
-    lon, lat = Fraction(point[0]), Fraction(point[1])
-    if abs(lat) == 90:
-        latitudes = [y for rings in rings_of(polygon) for ring in rings for _, y in ring]
-        return max(latitudes) >= 90 if lat == 90 else min(latitudes) <= -90
-    return any(is_in_rings(rings, lon + turn, lat) for rings in rings_of(polygon) for turn in (-360, 0, 360))
+    if is_geographic and abs(y) == 90:
+        latitudes = [latitude for rings in parts for ring in rings for _, latitude in ring]
+        return max(latitudes) >= 90 if y == 90 else min(latitudes) <= -90
+    turns = (-360, 0, 360) if is_geographic else (0,)
+    return any(is_in_rings(rings, x + turn, y) for rings in parts for turn in turns)
 
 
 def rings_of(polygon):
@@ -115,7 +98,7 @@ def is_in_rings(rings, x, y):
     """On any ring, hole borders included, or within an odd number of rings."""
     is_inside = False
     for ring in rings:
-        for (x1, y1), (x2, y2) in zip(ring, ring[1:], strict=False):
+        for (x1, y1), (x2, y2) in pairwise(ring):
             cross = (x2 - x1) * (y - y1) - (y2 - y1) * (x - x1)
             if cross == 0 and min(x1, x2) <= x <= max(x1, x2) and min(y1, y2) <= y <= max(y1, y2):
                 return True
@@ -132,7 +115,7 @@ def normal_form(text):
 
 
 def words(text):
-    """The words of a text: runs of letters and digits; a combining mark continues a run but cannot begin one."""
+    """Runs of letters and digits; a combining mark continues a run but cannot begin one."""
     found, run = [], ""
     for character in normal_form(text):
         is_mark = unicodedata.category(character).startswith("M")
@@ -179,7 +162,7 @@ class Statistics(NamedTuple):
 
 
 def lexemes(expression):
-    """Split into `(`, `)`, AND, OR, NOT and operands; an operand is the list of tokens that must all be there."""
+    """Split into `(`, `)`, AND, OR, NOT and operands; an operand is a list of tokens, all of them wanted."""
     found, i = [], 0
     while i < len(expression):
         if expression[i].isspace():
@@ -284,19 +267,22 @@ def total(values):
     return result
 
 
+def total_weight(tokens, rank, statistics):
+    return total(statistics.idf(token) for token in sorted(tokens, key=rank.__getitem__))
+
+
 def textual_similarity(similarity, tokens, message_tokens, rank, statistics):
     """TSIM of SPEC 4: how much of the subscription's words the message has; repeats count once."""
     s, m = set(tokens), set(message_tokens)
     shared = s & m
     if not shared:
         return 0.0
-    weight = lambda part: total(statistics.idf(token) for token in sorted(part, key=rank.__getitem__))  # noqa: E731
     if similarity == "weighted_overlap":
-        return weight(shared) / weight(s)
+        return total_weight(shared, rank, statistics) / total_weight(s, rank, statistics)
     if similarity == "overlap":
         return len(shared) / len(s)
     if similarity == "weighted_jaccard":
-        return weight(shared) / weight(s | m)
+        return total_weight(shared, rank, statistics) / total_weight(s | m, rank, statistics)
     if similarity == "dice":
         return 2 * len(shared) / (len(s) + len(m))
     if similarity == "cosine":
@@ -323,14 +309,14 @@ def cosine(tokens, message_tokens, rank, statistics):
 
 class Arrival(NamedTuple):
     number: int
-    message: Message
+    message: model.Message
     tokens: list[str]
 
 
 class Registration(NamedTuple):
     number: int
     first_arrival: int  # the number of the first message that can still arrive
-    subscription: Boolean | Similar | TopK | Nearest
+    subscription: model.Boolean | model.Similar | model.TopK | model.Nearest
     tokens: list[str]
 
 
@@ -356,7 +342,7 @@ class Oracle:
 
     def subscribe(self, subscription):
         """Register, or replace the subscription of this id; the first answers, in order of arrival."""
-        if isinstance(subscription, Boolean):
+        if isinstance(subscription, model.Boolean):
             tokens = literals(parsed(subscription.expression))
         else:
             tokens = tokens_of(subscription.text)
@@ -366,15 +352,15 @@ class Oracle:
         self.registrations[subscription.id] = registration
         return [delivery for _, delivery in sorted(self.answer(registration).items())]
 
-    def unsubscribe(self, id):
-        del self.registrations[id]
+    def unsubscribe(self, subscription_id):
+        del self.registrations[subscription_id]
 
     def publish(self, message):
         return self.publish_batch([message])
 
     def publish_batch(self, messages):
         """Every match of the batch, and the net change of every kept result."""
-        before = {id: self.answer(registration) for id, registration in self.registrations.items()}
+        before = {r.number: self.answer(r) for r in self.registrations.values()}
         batch = []
         for message in messages:
             arrival = Arrival(len(self.history), message, tokens_of(message.text))
@@ -382,17 +368,18 @@ class Oracle:
             self.history.append(arrival)
             batch.append(arrival)
         found = []
-        for id, registration in self.registrations.items():
+        for registration in self.registrations.values():
+            earlier = before[registration.number]
             changes = {a.number: d for a in batch if (d := self.match(registration, a))}
             after = self.answer(registration)
-            changes |= {n: d for n, d in after.items() if n not in before[id]}
-            changes |= {n: left(d) for n, d in before[id].items() if n not in after}
+            changes |= {n: d for n, d in after.items() if n not in earlier}
+            changes |= {n: left(d) for n, d in earlier.items() if n not in after}
             found += [(number, registration.number, delivery) for number, delivery in changes.items()]
         return [delivery for _, _, delivery in sorted(found, key=lambda change: change[:2])]
 
-    def results(self, id):
+    def results(self, subscription_id):
         """The kept result of a top-k or nearest subscription, best first; the other kinds keep none."""
-        return list(self.answer(self.registrations[id]).values())
+        return list(self.answer(self.registrations[subscription_id]).values())
 
     def admit(self, tokens: Iterable[str]):
         for token in tokens:
@@ -400,9 +387,9 @@ class Oracle:
 
     def in_window(self):
         """The messages that count now (SPEC 5); all of them if there is no window."""
-        if isinstance(self.window, CountWindow):
+        if isinstance(self.window, model.CountWindow):
             return self.history[-self.window.size :]
-        if isinstance(self.window, TimeWindow) and self.history:
+        if isinstance(self.window, model.TimeWindow) and self.history:
             now = max(microseconds(arrival.message.ts) for arrival in self.history)
             start = now - microseconds(self.window.seconds)
             return [arrival for arrival in self.history if microseconds(arrival.message.ts) > start]
@@ -412,30 +399,32 @@ class Oracle:
         """The delivery of one message to a boolean or similarity subscription, or None (SPEC 3 and 4)."""
         s, message = registration.subscription, arrival.message
         point = (message.x, message.y)
-        if isinstance(s, Boolean):
-            is_match = is_true(parsed(s.expression), arrival.tokens) and is_in_region(self.space, s.within, point)
-            is_circle = isinstance(s.within, Circle)
+        if isinstance(s, model.Boolean):
+            is_match = is_true(parsed(s.expression), arrival.tokens) and is_in_region(
+                self.space, s.within, point
+            )
+            is_circle = isinstance(s.within, model.Circle)
             far = distance(self.space, (s.within.x, s.within.y), point) if is_circle else None
-            return Delivery(s.id, message.id, 1, None, far) if is_match else None
-        if isinstance(s, Similar):
+            return model.Delivery(s.id, message.id, 1, None, far) if is_match else None
+        if isinstance(s, model.Similar):
             text = textual_similarity(
                 s.similarity, registration.tokens, arrival.tokens, self.rank, self.statistics
             )
             place = spatial_similarity(self.space, s.at, point)
             score = s.text_weight * text + (1 - s.text_weight) * place
             far = distance(self.space, s.at, point)
-            return Delivery(s.id, message.id, 1, score, far) if score >= s.threshold else None
+            return model.Delivery(s.id, message.id, 1, score, far) if score >= s.threshold else None
         return None
 
     def answer(self, registration):
         """The result that a subscription has now: arrival number -> delivery, best first (SPEC 5 and 6)."""
         s = registration.subscription
         ranked = []
-        if isinstance(s, (TopK, Nearest)):
+        if isinstance(s, (model.TopK, model.Nearest)):
             for arrival in self.in_window():
                 is_early = self.window is None and arrival.number < registration.first_arrival
                 if not is_early and set(registration.tokens) & set(arrival.tokens):
-                    entry = self.top_entry if isinstance(s, TopK) else self.nearest_entry
+                    entry = self.top_entry if isinstance(s, model.TopK) else self.nearest_entry
                     ranked.append((*entry(s, registration.tokens, arrival), arrival.number))
         ranked.sort(key=lambda entry: entry[0])
         return {number: delivery for _, delivery, number in ranked[: getattr(s, "k", 0)]}
@@ -447,24 +436,24 @@ class Oracle:
         text = cosine(tokens, arrival.tokens, self.rank, self.statistics)
         place = spatial_similarity(self.space, s.at, point)
         score = s.spatial_weight * place + (1 - s.spatial_weight) * text
-        is_timed = isinstance(self.window, TimeWindow)
+        is_timed = isinstance(self.window, model.TimeWindow)
         age = -microseconds(message.ts) if is_timed else -arrival.number
-        delivery = Delivery(s.id, message.id, 1, score, distance(self.space, s.at, point))
+        delivery = model.Delivery(s.id, message.id, 1, score, distance(self.space, s.at, point))
         return (-score, age, message.id, -arrival.number), delivery
 
     def nearest_entry(self, s, _tokens, arrival):
         """Sort key and delivery: distance, then earlier arrival (SPEC 6)."""
         far = distance(self.space, s.at, (arrival.message.x, arrival.message.y))
-        return (far, arrival.number), Delivery(s.id, arrival.message.id, 1, None, far)
+        return (far, arrival.number), model.Delivery(s.id, arrival.message.id, 1, None, far)
 
 
 def left(delivery):
     """The same delivery, taken back."""
-    return Delivery(delivery.subscription, delivery.message, -1, delivery.score, delivery.distance)
+    return model.Delivery(delivery.subscription, delivery.message, -1, delivery.score, delivery.distance)
 
 
-# --- SPEC 4: the bounds of STAMP. `weights` are those of a subscription's tokens, heaviest first; positions count
-# from 0, and the position after the last token is the dummy token's.
+# --- SPEC 4: the bounds of STAMP. `weights` are those of a subscription's tokens, heaviest first; positions
+# count from 0, and the position after the last token is the dummy token's.
 
 
 def utb(weights: Sequence, i):
@@ -478,7 +467,7 @@ def utb_plus(weights: Sequence, k, j):
 
 
 def lsb(text_upper_bound, delta, tau):
-    """LSB: the spatial similarity that such a message needs; above 1 none does, and 0 or less means anywhere."""
+    """LSB: the spatial similarity that such a message needs; above 1 means nowhere, 0 or less anywhere."""
     if delta == 1:
         return -math.inf if text_upper_bound >= tau else math.inf
     return (tau - delta * text_upper_bound) / (1 - delta)
@@ -492,7 +481,7 @@ def text_threshold(delta, tau, spatial_upper_bound=1):
 
 
 def prefix(weights: Mapping, delta, tau, spatial_upper_bound=1):
-    """SIG(s), or SIG(s, R) if messages from outside R have at most that SSIM; `*` where no token is needed."""
+    """SIG(s), or SIG(s, R) if no message outside R has a larger SSIM; `*` where no token is needed."""
     tokens, heaviest_first = [*weights, DUMMY], [*weights.values()]
     threshold = text_threshold(delta, tau, spatial_upper_bound)
     return [token for i, token in enumerate(tokens) if utb(heaviest_first, i) >= threshold]
@@ -530,7 +519,7 @@ def lambda_t(floor, alpha, spatial_upper_bound=1):
 
 
 def spatial_upper_bound(inner_distance, outer_distance, max_dist):
-    """SSimUB of a subscription in a cell and a message outside it, by their distances to the cell's border."""
+    """SSimUB of a subscription in a cell and a message outside, by their distances to its border."""
     return 1 - (inner_distance + outer_distance) / max_dist
 
 
@@ -542,18 +531,17 @@ def from_word(weights: Mapping, word, vocabulary: Sequence):
 
 def location_prefix(weights: Mapping, threshold):
     """pref(s|m), and the loose prefix where the threshold takes SSimUB as 1."""
-    vocabulary = list(weights)
-    return [word for word in weights if sum(from_word(weights, word, vocabulary)) >= threshold]
+    return [word for word in weights if sum(from_word(weights, word, list(weights))) >= threshold]
 
 
 def refined_prefix(weights: Mapping, message: Mapping, threshold, vocabulary: Sequence):
     """pref+(s|m): as `location_prefix`, with the largest weight that the message has from each word on."""
-    return [
-        word
-        for word in weights
-        if max(from_word(message, word, vocabulary), default=0) * sum(from_word(weights, word, vocabulary))
-        >= threshold
-    ]
+    found = []
+    for word in weights:
+        most = max(from_word(message, word, vocabulary), default=0)
+        if most * sum(from_word(weights, word, vocabulary)) >= threshold:
+            found.append(word)
+    return found
 
 
 def unseen_bound(weights: Sequence, message_weights: Sequence):
@@ -572,13 +560,15 @@ def keyword_shards(vocabulary: Sequence, subscriptions, messages, depth):
     """Cut the vocabulary `depth` times, each time where the two costs differ least."""
     if depth == 0 or len(vocabulary) < 2:
         return [list(vocabulary)]
-    cost = lambda part: shard_cost(part, subscriptions, messages)  # noqa: E731
-    cuts = range(1, len(vocabulary))
-    best = min(cuts, key=lambda cut: abs(cost(vocabulary[:cut]) - cost(vocabulary[cut:])))
-    left_part, right_part = vocabulary[:best], vocabulary[best:]
+
+    def imbalance(cut):
+        costs = [shard_cost(part, subscriptions, messages) for part in (vocabulary[:cut], vocabulary[cut:])]
+        return abs(costs[0] - costs[1])
+
+    best = min(range(1, len(vocabulary)), key=imbalance)
     return [
-        *keyword_shards(left_part, subscriptions, messages, depth - 1),
-        *keyword_shards(right_part, subscriptions, messages, depth - 1),
+        *keyword_shards(vocabulary[:best], subscriptions, messages, depth - 1),
+        *keyword_shards(vocabulary[best:], subscriptions, messages, depth - 1),
     ]
 
 

@@ -1,5 +1,61 @@
 """Location-aware publish/subscribe: every message reaches exactly the right subscribers, now."""
 
-from nearcast.errors import NearcastError as NearcastError
+from nearcast.broker import Broker, Stats
+from nearcast.errors import (
+    ExpressionError,
+    NearcastError,
+    RejectedRowsError,
+    Rejection,
+    StorageError,
+    UnknownSubscriptionError,
+)
+from nearcast.explain import Explanation
+from nearcast.model import (
+    Anywhere,
+    Boolean,
+    Box,
+    Circle,
+    CountWindow,
+    Delivery,
+    Geographic,
+    Message,
+    Nearest,
+    Planar,
+    Polygon,
+    Similar,
+    TimeWindow,
+    TopK,
+)
+from nearcast.text.analyzer import Analyzer
+from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Analyzer",
+    "Anywhere",
+    "Boolean",
+    "Box",
+    "Broker",
+    "Circle",
+    "CountWindow",
+    "Delivery",
+    "Explanation",
+    "ExpressionError",
+    "Geographic",
+    "Message",
+    "Nearest",
+    "NearcastError",
+    "Planar",
+    "Polygon",
+    "RejectedRowsError",
+    "Rejection",
+    "Similar",
+    "Stats",
+    "StorageError",
+    "TimeWindow",
+    "TopK",
+    "UnknownSubscriptionError",
+    "Vocabulary",
+    "VocabularyBuilder",
+]

@@ -32,6 +32,8 @@ EARTH_RADIUS = 6_371_008.8
 HALF_CIRCUMFERENCE = math.pi * EARTH_RADIUS
 INT64_MAX = 2**63 - 1
 MICROSECONDS = 1_000_000
+# Beyond that many seconds the microseconds no longer fit 64 bits.
+MAX_SECONDS = 9e12
 
 
 # --- checks, each naming the field, the value and what would be right
@@ -111,8 +113,7 @@ def checked_time(name: str, value: Any) -> int | None:
         seconds = checked_number(name, value)
     except NearcastError:
         seconds = math.inf
-    # Beyond that many seconds the microseconds no longer fit 64 bits.
-    if abs(seconds) > 9e12:
+    if abs(seconds) > MAX_SECONDS:
         raise NearcastError(f"{name} is {value!r}; it must be a datetime, or seconds since 1970") from None
     whole = _integer(value)
     return whole * MICROSECONDS if whole is not None else round(seconds * MICROSECONDS)
@@ -214,7 +215,7 @@ class TimeWindow:
 
     def __post_init__(self) -> None:
         seconds = checked_number("seconds", self.seconds)
-        if not 1 / MICROSECONDS <= seconds <= 9e12:
+        if not 1 / MICROSECONDS <= seconds <= MAX_SECONDS:
             raise NearcastError(f"seconds is {self.seconds!r}; it must be a duration above 0")
 
 

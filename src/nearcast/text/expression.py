@@ -66,11 +66,11 @@ def parse(expression: str, analyzer: Analyzer) -> Expression:
     return Expression(_checked(clauses, expression), tuple(parser.tokens))
 
 
-def all_of(keywords: Iterable[str], analyzer: Analyzer) -> Expression:
+def all_of(keywords: Sequence[str], analyzer: Analyzer) -> Expression:
     """Return the expression that requires every keyword of a list."""
-    required = tuple(dict.fromkeys(analyzer.normalised(word) for word in keywords))
-    if not required or "" in required:
-        raise NearcastError(f"expression is {required!r}; it must be keywords, none of them empty")
+    required = tuple(dict.fromkeys(filter(None, map(analyzer.normalised, keywords))))
+    if not required:
+        raise NearcastError(f"expression is {keywords!r}; it must hold at least one keyword")
     return Expression(_checked([dict.fromkeys(required, True)], " ".join(required)), required)
 
 

@@ -37,6 +37,23 @@ class TokenRows(NamedTuple):
     token_counts: Any
 
 
+def token_rows_of_arrow(ids: Any, counts: Any) -> TokenRows:
+    """Return rows that are already analysed, from columns of lists of ids and of counts."""
+    offsets = ids.offsets.to_numpy().astype(np.int64)
+    return TokenRows(
+        offsets - offsets[0],
+        ids.flatten().to_numpy(zero_copy_only=False).astype(np.int32),
+        counts.flatten().to_numpy(zero_copy_only=False).astype(np.int32),
+    )
+
+
+def stacked_rows(parts: Sequence[TokenRows]) -> TokenRows:
+    """Return the rows of all parts, one after the other."""
+    sizes = np.concatenate([np.diff(part.token_offsets) for part in parts])
+    ids = np.concatenate([part.token_ids for part in parts])
+    return TokenRows(_offsets(sizes), ids, np.concatenate([part.token_counts for part in parts]))
+
+
 class TokenNumbers:
     """Numbers tokens as it meets them, and analyses whole columns."""
 
@@ -224,17 +241,7 @@ class Vocabulary:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the vocabulary to one file, admitted tokens included."""
         path = Path(path)
-        frequencies = np.zeros(len(self), np.int64)
-        frequencies[: self.n_fitted] = self._frequencies
-        table = pa.table({"token": pa.array(self._numbers.tokens, pa.string()), "df": frequencies})
-        description = {
-            "format": FORMAT,
-            "version": self.version,
-            "analyzer": self.analyzer.settings,
-            "n_messages": self.n_messages,
-            "n_fitted": self.n_fitted,
-        }
-        table = table.replace_schema_metadata({"nearcast": json.dumps(description)})
+        table = self.to_table()
         # Renamed into place, so that a reader never meets half a file.
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -250,10 +257,37 @@ class Vocabulary:
         try:
             with pa.OSFile(str(path), "rb") as file:
                 table = pa.ipc.open_file(file).read_all()
+        except FileNotFoundError:
+            raise StorageError(f"{path} does not exist; `nearcast fit` or Vocabulary.save writes one") from None
+        except (pa.ArrowException, OSError) as error:
+            raise StorageError(f"{path} is not a vocabulary, or is damaged: {error}") from error
+        try:
+            return cls.of_table(table)
+        except StorageError as error:
+            raise StorageError(f"{path}: {error}") from error
+
+    def to_table(self) -> pa.Table:
+        """Return the vocabulary as an Arrow table with its settings in the metadata."""
+        frequencies = np.zeros(len(self), np.int64)
+        frequencies[: self.n_fitted] = self._frequencies
+        description = {
+            "format": FORMAT,
+            "version": self.version,
+            "analyzer": self.analyzer.settings,
+            "n_messages": self.n_messages,
+            "n_fitted": self.n_fitted,
+        }
+        table = pa.table({"token": pa.array(self._numbers.tokens, pa.string()), "df": frequencies})
+        return table.replace_schema_metadata({"nearcast": json.dumps(description)})
+
+    @classmethod
+    def of_table(cls, table: pa.Table) -> Vocabulary:
+        """Return the vocabulary that `to_table` made a table of."""
+        try:
             description = json.loads(table.schema.metadata[b"nearcast"])
-            tokens, frequencies = table["token"].to_pylist(), table["df"].to_pylist()
             if description["format"] != FORMAT:
-                raise StorageError(f"{path} has format {description['format']!r}; this version reads {FORMAT!r}")
+                raise StorageError(f"the format is {description['format']!r}; this version reads {FORMAT!r}")
+            tokens, frequencies = table["token"].to_pylist(), table["df"].to_pylist()
             n_fitted = description["n_fitted"]
             vocabulary = cls(
                 analyzer=Analyzer(**description["analyzer"]),
@@ -261,12 +295,10 @@ class Vocabulary:
                 document_frequencies=frequencies[:n_fitted],
                 n_messages=description["n_messages"],
             )
-        except FileNotFoundError:
-            raise StorageError(f"{path} does not exist; `nearcast fit` or Vocabulary.save writes one") from None
-        except (pa.ArrowException, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise StorageError(f"{path} is not a vocabulary, or is damaged: {error}") from error
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise StorageError(f"this is no vocabulary, or it is damaged: {error!r}") from error
         if vocabulary.version != description["version"]:
-            raise StorageError(f"{path} is damaged: its content does not fit its version")
+            raise StorageError("the vocabulary is damaged: its content does not fit its version")
         for token in tokens[n_fitted:]:
             vocabulary.admit(token)
         return vocabulary

@@ -1,0 +1,466 @@
+"""The whole engine in one process: subscribe, publish, results; how they work is the business of the folders above."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, overload
+
+import numpy as np
+import pyarrow as pa
+
+from nearcast import columns as arrow
+from nearcast.columns import MessageColumns, RawMessages
+from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
+from nearcast.explain import Explanation, explanation
+from nearcast.index.book import Book
+from nearcast.index.compile import Parsed, parsed, taken
+from nearcast.index.matches import Matches, joined
+from nearcast.index.protocol import Pairs
+from nearcast.index.registry import INDEXES, IndexName
+from nearcast.kernels.verify import NEAREST, TOPK
+from nearcast.model import (
+    KINDS,
+    Boolean,
+    CountWindow,
+    Delivery,
+    Geographic,
+    Id,
+    Message,
+    Nearest,
+    Planar,
+    Similar,
+    Space,
+    Subscription,
+    TimeWindow,
+    TopK,
+    Window,
+    checked_choice,
+)
+from nearcast.results.feeds import FeedChange, Feeds
+from nearcast.scoring.textual import unit_vectors
+from nearcast.space.distance import is_in_space, outside_reason
+from nearcast.storage import State, read_state, write_state
+from nearcast.text.vocabulary import TokenRows, Vocabulary, stacked_rows, token_rows_of_arrow
+
+OnError = Literal["raise", "skip"]
+ON_ERROR = ("raise", "skip")
+VOCABULARY_KEY = b"nearcast.vocabulary"
+ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a broker holds, and what it has done since it was made or opened."""
+
+    subscriptions: int
+    by_kind: dict[str, int]
+    messages: int
+    candidates: int
+    deliveries: int
+    window_messages: int
+    vocabulary_tokens: int
+    index: str
+
+
+class Broker:
+    """Registers subscriptions, takes in messages, and tells which message reaches whom.
+
+    Parameters
+    ----------
+    space : Geographic or Planar, default Geographic()
+        Where points lie and how far apart they are.
+    vocabulary : Vocabulary, optional
+        The weights of words; without it every word weighs the same.
+    window : CountWindow, TimeWindow or None, default None
+        Which messages top-k subscriptions are answered from; they need one. With a window, nearest subscriptions are
+        answered from it too; without, from all messages since their registration.
+    index : {"exhaustive"}, default "exhaustive"
+        Changes the time taken, never the answer.
+
+    Examples
+    --------
+    >>> broker = Broker(space=Planar(0, 0, 10, 10), window=CountWindow(100))
+    >>> broker.subscribe(Boolean("ana", "coffee AND (sale OR discount)"))
+    []
+    >>> broker.subscribe(TopK("bo", "coffee", at=(0, 0), k=1))
+    []
+    >>> for delivery in broker.publish(Message("m1", 3, 4, "Coffee sale today")):
+    ...     print(delivery.subscription, delivery.change, delivery.distance)
+    ana 1 None
+    bo 1 5.0
+    >>> [(d.subscription, d.message, d.change) for d in broker.publish(Message("m2", 0, 0, "coffee"))]
+    [('bo', 'm1', -1), ('bo', 'm2', 1)]
+    """
+
+    def __init__(
+        self,
+        *,
+        space: Space | None = None,
+        vocabulary: Vocabulary | None = None,
+        window: Window | None = None,
+        index: IndexName = "exhaustive",
+    ):
+        checked_choice("index", index, list(INDEXES))
+        self.space: Space = _checked_type("space", Geographic() if space is None else space, Planar, Geographic)
+        self.vocabulary = _checked_type("vocabulary", Vocabulary() if vocabulary is None else vocabulary, Vocabulary)
+        self.window: Window | None = _checked_type("window", window, CountWindow, TimeWindow, type(None))
+        self._book = Book(self.space, self.vocabulary, index)
+        self._feeds = Feeds(self._book, window)
+        self._n_messages = 0
+        self._n_deliveries = 0
+        self._subscription_id_type: pa.DataType | None = None
+        self._message_id_type: pa.DataType | None = None
+
+    # --- subscriptions
+
+    @overload
+    def subscribe(self, subscriptions: Subscription) -> list[Delivery]: ...
+    @overload
+    def subscribe(
+        self, subscriptions: pa.Table | Iterable[Subscription], *, on_error: Literal["raise"] = "raise"
+    ) -> pa.Table: ...
+    @overload
+    def subscribe(
+        self, subscriptions: pa.Table | Iterable[Subscription], *, on_error: Literal["skip"]
+    ) -> tuple[pa.Table, pa.Table]: ...
+    def subscribe(
+        self, subscriptions: Subscription | pa.Table | Iterable[Subscription], *, on_error: OnError = "raise"
+    ) -> Any:
+        """Register a subscription, or many at once; an id that is registered already is replaced.
+
+        Parameters
+        ----------
+        subscriptions : Subscription, iterable of Subscription, or Arrow table
+            See the README for the columns of a table.
+        on_error : {"raise", "skip"}, default "raise"
+            With "raise" a bad row raises RejectedRowsError and nothing is registered. With "skip" the good rows are
+            registered and the bad ones returned.
+
+        Returns
+        -------
+        list of Delivery, or table of deliveries
+            The first answers of top-k subscriptions (and of nearest ones in a window), from the messages in the window.
+            With on_error="skip" a pair: the deliveries, and a table of the rejected rows with their ids and reasons.
+        """
+        checked_choice("on_error", on_error, ON_ERROR)
+        if isinstance(subscriptions, (Boolean, Similar, TopK, Nearest)):
+            id_type = self._checked_id_type(subscriptions.id, self._subscription_id_type)
+            row = self._parsed(subscriptions)
+            return arrow.deliveries_of_table(self._register({subscriptions.id: row}, id_type))
+        items: Iterable[Any] = subscriptions
+        if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
+            items = arrow.subscriptions_of_table(arrow.as_table(subscriptions))
+        rows: dict[Id, Parsed] = {}
+        rejections: list[Rejection] = []
+        id_type = self._subscription_id_type
+        for number, item in enumerate(items):
+            if isinstance(item, Rejection):
+                rejections.append(item)
+                continue
+            if not isinstance(item, (Boolean, Similar, TopK, Nearest)):
+                raise NearcastError(f"item {number} is {item!r}; it must be a Boolean, Similar, TopK or Nearest")
+            try:
+                id_type = self._checked_id_type(item.id, id_type)
+                row = self._parsed(item)
+            except NearcastError as error:
+                rejections.append(Rejection(number, item.id, str(error)))
+            else:
+                # A later row replaces an earlier one and takes its own place in the order.
+                rows.pop(item.id, None)
+                rows[item.id] = row
+        if rejections and on_error == "raise":
+            raise RejectedRowsError(rejections)
+        deliveries = self._register(rows, id_type)
+        return (deliveries, arrow.rejections_table(rejections)) if on_error == "skip" else deliveries
+
+    def unsubscribe(self, ids: Id | Iterable[Id]) -> None:
+        """Remove a subscription, or many; an unknown id raises UnknownSubscriptionError and nothing is removed."""
+        wanted = [ids] if isinstance(ids, (str, int)) else list(ids)
+        self._feeds.forget(self._book.remove(wanted))
+
+    def __len__(self) -> int:
+        """Return the number of subscriptions."""
+        return len(self._book)
+
+    def __contains__(self, subscription_id: object) -> bool:
+        return subscription_id in self._book
+
+    # --- messages
+
+    def publish(self, message: Message) -> list[Delivery]:
+        """Take in one message and return whom it reaches; a bad one raises and changes nothing."""
+        return arrow.deliveries_of_table(self._publish(self._checked_message(message)))
+
+    @overload
+    def publish_batch(
+        self, messages: pa.Table | Sequence[Message], *, on_error: Literal["raise"] = "raise"
+    ) -> pa.Table: ...
+    @overload
+    def publish_batch(
+        self, messages: pa.Table | Sequence[Message], *, on_error: Literal["skip"]
+    ) -> tuple[pa.Table, pa.Table]: ...
+    def publish_batch(self, messages: pa.Table | Sequence[Message], *, on_error: OnError = "raise") -> Any:
+        """Take in many messages at once; results end as if they had come one by one, changes are the net difference.
+
+        Parameters
+        ----------
+        messages : Arrow table or sequence of Message
+            With the columns id, x and y (or lon and lat), text or keywords, ts; or as `analyze` returned it.
+        on_error : {"raise", "skip"}, default "raise"
+            With "raise" a bad row raises RejectedRowsError and no message is taken in. With "skip" the good rows are
+            taken in and the bad ones returned.
+
+        Returns
+        -------
+        table
+            Deliveries, ordered by arrival of the message, then by registration of the subscription. With
+            on_error="skip" a pair: the deliveries, and a table of the rejected rows with their ids and reasons.
+        """
+        checked_choice("on_error", on_error, ON_ERROR)
+        raw, rejections = self._checked_messages(messages)
+        if rejections and on_error == "raise":
+            raise RejectedRowsError(rejections)
+        deliveries = self._publish(raw)
+        return (deliveries, arrow.rejections_table(rejections)) if on_error == "skip" else deliveries
+
+    def analyze(self, messages: pa.Table | Sequence[Message]) -> pa.Table:
+        """Return messages with token ids in place of their words, for `publish_batch`; a bad row raises."""
+        raw, rejections = self._checked_messages(messages)
+        if rejections:
+            raise RejectedRowsError(rejections)
+        tokens = self._token_rows(raw)
+        offsets = pa.array(tokens.token_offsets)
+        times = pa.array(raw.times, mask=raw.times == arrow.NO_TIME)
+        table = pa.table(
+            {
+                "id": raw.ids,
+                "x": raw.x,
+                "y": raw.y,
+                "ts": times.cast(arrow.TIMESTAMP),
+                "token_ids": pa.LargeListArray.from_arrays(offsets, pa.array(tokens.token_ids)),
+                "token_counts": pa.LargeListArray.from_arrays(offsets, pa.array(tokens.token_counts)),
+            }
+        )
+        return table.replace_schema_metadata({VOCABULARY_KEY: self.vocabulary.version.encode()})
+
+    # --- answers
+
+    def results(self, subscription_id: Id) -> list[Delivery]:
+        """Return the current results of a top-k or nearest subscription, the best first."""
+        slot = self._book.slot(subscription_id)
+        kind = self._book.columns.kinds[slot]
+        if kind not in (TOPK, NEAREST):
+            raise NearcastError(
+                f"subscription {subscription_id!r} is of kind {KINDS[kind]}; only topk and nearest keep results"
+            )
+        return [
+            Delivery(subscription_id, entry.message, 1, entry.score if kind == TOPK else None, entry.distance)
+            for entry in self._feeds.entries(slot)
+        ]
+
+    def explain(self, subscription_id: Id, message: Message) -> Explanation:
+        """Tell why a message does or would reach a subscription, or not, as things stand; nothing is published."""
+        slot = self._book.slot(subscription_id)
+        columns = self._message_columns(self._checked_message(message))
+        pair = Pairs(np.zeros(1, np.int64), np.array([slot]))
+        return explanation(
+            subscription_id=subscription_id,
+            message_id=message.id,
+            subscription=taken(self._book.columns, pair.slots),
+            polygon=self._book.polygons[slot],
+            message=columns,
+            match=self._book.matches(pair, columns),
+            standing=self._feeds.entries(slot) if self._book.columns.ks[slot] else [],
+            vocabulary=self.vocabulary,
+            space=self.space,
+        )
+
+    def stats(self) -> Stats:
+        """Return what the broker holds and has done."""
+        kinds = self._book.columns.kinds[self._book.slots]
+        return Stats(
+            subscriptions=len(self),
+            by_kind={name: int((kinds == code).sum()) for code, name in enumerate(KINDS)},
+            messages=self._n_messages,
+            candidates=self._book.n_candidates,
+            deliveries=self._n_deliveries,
+            window_messages=self._feeds.window.current_rows.size if self._feeds.window else 0,
+            vocabulary_tokens=len(self.vocabulary),
+            index=self._book.index_name,
+        )
+
+    # --- saving
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to a folder, in place of what was saved there before."""
+        subscription_arrays, subscriptions = self._book.state()
+        arrays = {f"subscription_{name}": array for name, array in subscription_arrays.items()}
+        tables = {
+            "subscriptions": subscriptions,
+            "vocabulary": self.vocabulary.to_table(),
+            "entries": self._feeds.state(),
+        }
+        if self._feeds.window:
+            message_arrays, tables["messages"] = self._feeds.window.state()
+            arrays |= {f"message_{name}": array for name, array in message_arrays.items()}
+        description = {
+            "space": {type(self.space).__name__: asdict(self.space)},
+            "window": {type(self.window).__name__: asdict(self.window)} if self.window else None,
+            "now": self._feeds.window.now if self._feeds.window else None,
+            "n_registered": self._book.n_registered,
+            "n_messages": self._n_messages,
+            "subscription_id_type": str(self._subscription_id_type),
+            "message_id_type": str(self._message_id_type),
+        }
+        write_state(path, State(arrays, tables, description))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, index: IndexName = "exhaustive") -> Broker:
+        """Return the broker that was saved in a folder."""
+        state = read_state(path)
+        try:
+            kinds = {"Planar": Planar, "Geographic": Geographic, "CountWindow": CountWindow, "TimeWindow": TimeWindow}
+            space, window = (
+                next((kinds[name](**values) for name, values in (state.description[part] or {}).items()), None)
+                for part in ("space", "window")
+            )
+            vocabulary = Vocabulary.of_table(state.tables["vocabulary"])
+            broker = cls(space=space, vocabulary=vocabulary, window=window, index=index)  # type: ignore[arg-type]
+            broker._restore(state)
+        except (KeyError, TypeError, pa.ArrowException) as error:
+            raise StorageError(f"{path} holds no complete broker: {error!r}") from error
+        return broker
+
+    def _restore(self, state: State) -> None:
+        def part(prefix: str) -> dict[str, Any]:
+            return {
+                name.removeprefix(prefix): array for name, array in state.arrays.items() if name.startswith(prefix)
+            }
+
+        description = state.description
+        self._n_messages = description["n_messages"]
+        self._subscription_id_type = ID_TYPES[description["subscription_id_type"]]
+        self._message_id_type = ID_TYPES[description["message_id_type"]]
+        self._book.restore(part("subscription_"), state.tables["subscriptions"], description["n_registered"])
+        if self._feeds.window:
+            messages = MessageColumns(**part("message_"))
+            self._feeds.window.now = description["now"]
+            self._feeds.window.append(messages, state.tables["messages"]["id"].to_pylist())
+        self._feeds.restore(state.tables["entries"])
+
+    # --- inside
+
+    def _parsed(self, subscription: Subscription) -> Parsed:
+        if isinstance(subscription, TopK) and self.window is None:
+            raise NearcastError(
+                "kind is topk, which needs a window; make the broker with window=CountWindow(...) or TimeWindow(...)"
+            )
+        return parsed(subscription, self.vocabulary, self.space)
+
+    def _checked_id_type(self, value: Id, known: pa.DataType | None, what: str = "subscription") -> pa.DataType:
+        kind = pa.string() if isinstance(value, str) else pa.int64()
+        if known is not None and kind != known:
+            raise NearcastError(f"id is {value!r}; the {what} ids of this broker are of type {known}, all must be")
+        return kind
+
+    def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None) -> pa.Table:
+        self._subscription_id_type = id_type
+        self._feeds.forget(self._book.remove([key for key in rows if key in self._book]))
+        slots = self._book.register(list(rows), list(rows.values()))
+        return self._deliveries(joined([]), None, [], self._feeds.register(slots))
+
+    def _checked_message(self, message: Message) -> RawMessages:
+        if not isinstance(message, Message):
+            raise NearcastError(f"message is {message!r}; it must be a Message; tables go to publish_batch")
+        raw, rejections = self._checked_messages([message])
+        if rejections:
+            raise NearcastError(f"message {message.id!r} was rejected: {rejections[0].reason}")
+        return raw
+
+    def _checked_messages(self, messages: pa.Table | Sequence[Message]) -> tuple[RawMessages, list[Rejection]]:
+        if not isinstance(messages, (pa.Table, pa.RecordBatch)):
+            messages = arrow.messages_to_table(list(messages))
+        table = arrow.as_table(messages)
+        version = (table.schema.metadata or {}).get(VOCABULARY_KEY, b"").decode()
+        if "token_ids" in table.schema.names and version != self.vocabulary.version:
+            raise NearcastError(
+                f"these messages were analysed with vocabulary version {version or 'unknown'}; "
+                f"this broker has version {self.vocabulary.version}"
+            )
+        raw, rejections = arrow.raw_messages(table, needs_time=isinstance(self.window, TimeWindow))
+        if len(raw.ids):
+            self._checked_id_type(raw.ids[0].as_py(), self._message_id_type, "message")
+        is_good = is_in_space(self.space, raw.x, raw.y)
+        for bad in np.flatnonzero(~is_good).tolist():
+            reason = outside_reason(self.space, float(raw.x[bad]), float(raw.y[bad]))
+            rejections.append(Rejection(int(raw.rows[bad]), raw.ids[bad].as_py(), reason))
+        if not is_good.all():
+            raw = arrow.kept_messages(raw, np.flatnonzero(is_good))
+        return raw, sorted(rejections, key=lambda rejection: rejection.row)
+
+    def _token_rows(self, raw: RawMessages) -> TokenRows:
+        if raw.tokens is not None:
+            rows = token_rows_of_arrow(*raw.tokens)
+            if rows.token_ids.size and not 0 <= rows.token_ids.min() <= rows.token_ids.max() < len(self.vocabulary):
+                raise NearcastError("token_ids holds ids that this broker's vocabulary does not know")
+            return rows
+        if raw.keywords is None:
+            return self.vocabulary.of_texts(raw.texts)
+        if raw.texts is None:
+            return self.vocabulary.of_keywords(raw.keywords)
+        both = zip(raw.texts.to_pylist(), raw.keywords.to_pylist(), strict=True)
+        rows_of_words = [self.vocabulary.of_words(text if words is None else words) for text, words in both]
+        return stacked_rows(rows_of_words) if rows_of_words else self.vocabulary.of_texts(raw.texts)
+
+    def _message_columns(self, raw: RawMessages) -> MessageColumns:
+        tokens = self._token_rows(raw)
+        weights = self.vocabulary.weights(tokens.token_ids)
+        return MessageColumns(
+            x=raw.x,
+            y=raw.y,
+            token_offsets=tokens.token_offsets,
+            token_ids=tokens.token_ids,
+            token_weights=weights,
+            token_units=unit_vectors(tokens.token_offsets, weights, tokens.token_counts),
+            times=raw.times,
+            arrivals=np.arange(self._n_messages, self._n_messages + raw.x.size),
+        )
+
+    def _publish(self, raw: RawMessages) -> pa.Table:
+        messages = self._message_columns(raw)
+        ids = raw.ids.to_pylist()
+        if ids:
+            self._message_id_type = raw.ids.type
+        self._n_messages += len(ids)
+        found = joined(self._book.matches(pairs, messages) for pairs in self._book.candidates(messages))
+        keeps_results = self._book.columns.ks[found.slots] > 0
+        changes = self._feeds.publish(Matches(*(part[keeps_results] for part in found)), messages, ids)
+        return self._deliveries(Matches(*(part[~keeps_results] for part in found)), messages, ids, changes)
+
+    def _deliveries(
+        self, found: Matches, messages: MessageColumns | None, ids: Sequence[Id], changes: Sequence[FeedChange]
+    ) -> pa.Table:
+        """Return matches and changes as one table, ordered by arrival of the message, then by registration."""
+        entries = [change.entry for _, change in changes]
+        slots = np.concatenate([found.slots, np.array([slot for slot, _ in changes], np.int64)])
+        arrived = messages.arrivals[found.rows] if messages else found.rows
+        arrivals = np.concatenate([arrived, np.array([entry.arrival for entry in entries], np.int64)])
+        order = np.lexsort((self._book.columns.orders[slots], arrivals))
+        message_ids = [ids[row] for row in found.rows.tolist()] + [entry.message for entry in entries]
+        self._n_deliveries += order.size
+        return arrow.deliveries_table(
+            pa.array(self._book.ids[slots[order]].tolist(), self._subscription_id_type or pa.string()),
+            pa.array([message_ids[i] for i in order.tolist()], self._message_id_type or pa.string()),
+            np.concatenate([np.ones(found.rows.size), [change.change for _, change in changes]])[order],
+            np.concatenate([found.scores, [entry.score for entry in entries]])[order],
+            np.concatenate([found.distances, [entry.distance for entry in entries]])[order],
+        )
+
+
+def _checked_type(name: str, value: Any, *kinds: type) -> Any:
+    if not isinstance(value, kinds):
+        wanted = ", ".join(kind.__name__ for kind in kinds)
+        raise NearcastError(f"{name} is {value!r}; it must be one of {wanted}")
+    return value

@@ -1,0 +1,450 @@
+"""Messages, subscriptions and deliveries as flat arrays and Arrow tables; the only place that converts.
+
+Columns of a table of messages: id, x and y (or lon and lat), text or keywords, ts, expires. Of subscriptions: id, kind, expression
+(or text) or keywords, x and y (or lon and lat), region (WKB) or min_x, min_y, max_x, max_y or radius, text_weight, threshold,
+similarity, k, spatial_weight; null where a kind has no use for a column. Of deliveries: subscription, message, change, score, distance.
+Other columns are passed over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import shapely
+
+from nearcast.errors import NearcastError, Rejection
+from nearcast.model import (
+    KINDS,
+    MAX_SECONDS,
+    MICROSECONDS,
+    Anywhere,
+    Boolean,
+    Box,
+    Circle,
+    Delivery,
+    Id,
+    Message,
+    Nearest,
+    Polygon,
+    Region,
+    Similar,
+    Subscription,
+    TopK,
+    checked_choice,
+    checked_id,
+    checked_time,
+)
+
+NO_TIME = -(2**63)
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+TICKS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+class MessageColumns(NamedTuple):
+    """Messages as the kernels read them, one row each."""
+
+    x: Any  # float64
+    y: Any
+    token_offsets: Any  # int64: ragged rows of
+    token_ids: Any  # int32, ascending without repeats
+    token_weights: Any  # float64, inverse document frequencies
+    token_units: Any  # float64, tf-idf scaled to unit length
+    times: Any  # int64, microseconds since 1970, NO_TIME where unknown
+    arrivals: Any  # int64, the broker's count of messages
+
+
+class SubscriptionColumns(NamedTuple):
+    """Subscriptions of all kinds as the kernels read them, one slot each; unused numbers are 0."""
+
+    kinds: Any  # int8, place in model.KINDS
+    orders: Any  # int64, registration number
+    x: Any  # float64, the point of all kinds but boolean
+    y: Any
+    token_offsets: Any  # int64: ragged rows of
+    token_ids: Any  # int32, ascending without repeats; empty for boolean
+    token_weights: Any  # float64: inverse document frequency (similar), unit tf-idf (topk)
+    blend_weights: Any  # float64: text_weight (similar), spatial_weight (topk)
+    thresholds: Any  # float64 (similar)
+    similarities: Any  # int8, place in model.SIMILARITIES (similar)
+    ks: Any  # int64 (topk, nearest)
+    shapes: Any  # int8, shape code (boolean)
+    regions: Any  # float64 (n, 4), see space/regions.py (boolean)
+    clause_offsets: Any  # int64: the clauses of each slot (boolean)
+    required_offsets: Any  # int64, one row per clause
+    required_ids: Any  # int32, ascending
+    forbidden_offsets: Any
+    forbidden_ids: Any
+
+
+class RawMessages(NamedTuple):
+    """The rows of a table of messages that passed the checks, not yet analysed."""
+
+    rows: Any  # int64, their row numbers in the table
+    ids: Any  # Arrow string or int64
+    x: Any
+    y: Any
+    times: Any
+    texts: Any  # Arrow string, or None
+    keywords: Any  # Arrow list<string>, or None
+    tokens: tuple[Any, Any] | None  # Arrow list<int32> of ids and of counts, if already analysed
+
+
+# --- messages
+
+
+def messages_to_table(messages: Sequence[Message]) -> pa.Table:
+    """Return messages as an Arrow table."""
+    texts = [m.text if isinstance(m.text, str) else None for m in messages]
+    keywords = [None if isinstance(m.text, str) else m.text for m in messages]
+    columns: dict[str, Any] = {
+        "id": id_array([m.id for m in messages]),
+        "x": pa.array([m.x for m in messages], pa.float64()),
+        "y": pa.array([m.y for m in messages], pa.float64()),
+        "text": pa.array(texts, pa.string()),
+        "keywords": pa.array(keywords, pa.list_(pa.string())),
+        "ts": pa.array([checked_time("ts", m.ts) for m in messages], pa.int64()).cast(TIMESTAMP),
+        "expires": pa.array([checked_time("expires", m.expires) for m in messages], pa.int64()).cast(TIMESTAMP),
+    }
+    return pa.table(columns)
+
+
+def raw_messages(table: pa.Table, *, needs_time: bool) -> tuple[RawMessages, list[Rejection]]:
+    """Check a table of messages; whether a point lies in the space is left to the caller."""
+    _check_columns("messages", table, {"id": "id", "x": "x (or lon)", "y": "y (or lat)"})
+    ids = id_column(table)
+    x, y = (float_column(table, *names) for names in (("x", "lon"), ("y", "lat")))
+    tokens = None
+    texts, keywords = _column(table, "text"), _column(table, "keywords")
+    problems = _Problems(table.num_rows)
+    problems.add(_nulls(ids), "id is missing")
+    problems.add(_nulls(x), "x is missing")
+    problems.add(_nulls(y), "y is missing")
+    if "token_ids" in table.schema.names:
+        tokens = (table["token_ids"].combine_chunks(), table["token_counts"].combine_chunks())
+        texts = keywords = None
+    elif texts is None and keywords is None:
+        raise NearcastError(
+            f"messages have the columns {', '.join(table.schema.names)}; they need 'text' or 'keywords'"
+        )
+    else:
+        texts, keywords = _checked_texts(texts, keywords, problems)
+    times, is_bad_time = time_column(table, "ts")
+    problems.add(is_bad_time, "ts is out of range; it must be a moment between the years -283000 and 287000")
+    if needs_time:
+        problems.add(times == NO_TIME, "ts is missing; a TimeWindow needs the time of every message")
+    raw = RawMessages(np.arange(table.num_rows), ids, _floats(x), _floats(y), times, texts, keywords, tokens)
+    if not problems.is_good.all():
+        raw = kept_messages(raw, np.flatnonzero(problems.is_good))
+    return raw, problems.rejections(ids)
+
+
+def kept_messages(raw: RawMessages, rows: Any) -> RawMessages:
+    """Return some rows of checked messages."""
+    kept = pa.array(rows)
+
+    def some(column: Any) -> Any:
+        return None if column is None else column.take(kept)
+
+    tokens = None if raw.tokens is None else (some(raw.tokens[0]), some(raw.tokens[1]))
+    return RawMessages(
+        raw.rows[rows],
+        some(raw.ids),
+        raw.x[rows],
+        raw.y[rows],
+        raw.times[rows],
+        some(raw.texts),
+        some(raw.keywords),
+        tokens,
+    )
+
+
+def _checked_texts(texts: Any, keywords: Any, problems: _Problems) -> tuple[Any, Any]:
+    if texts is not None and pa.types.is_null(texts.type):
+        texts = texts.cast(pa.string())
+    if texts is not None and not _is_string(texts.type):
+        raise NearcastError(f"column 'text' has type {texts.type}; it must be string")
+    if keywords is not None and pa.types.is_null(keywords.type):
+        keywords = keywords.cast(pa.list_(pa.string()))
+    if keywords is not None and not (_is_list(keywords.type) and _is_string(keywords.type.value_type)):
+        raise NearcastError(f"column 'keywords' has type {keywords.type}; it must be list<string>")
+    if texts is None:
+        problems.add(_nulls(keywords), "keywords are missing")
+    elif keywords is None:
+        problems.add(_nulls(texts), "text is missing")
+    else:
+        problems.add(_nulls(texts) & _nulls(keywords), "text and keywords are both missing")
+        problems.add(~_nulls(texts) & ~_nulls(keywords), "text and keywords are both given; one of them must be null")
+        # One kind of words in the whole batch is the common case, and the fast one.
+        if keywords.null_count == len(keywords):
+            keywords = None
+        elif texts.null_count == len(texts):
+            texts = None
+    return texts, keywords
+
+
+# --- subscriptions
+
+
+def subscriptions_to_table(subscriptions: Sequence[Subscription]) -> pa.Table:
+    """Return subscriptions as an Arrow table."""
+    rows = [_subscription_row(subscription) for subscription in subscriptions]
+    schema = {
+        "kind": pa.string(),
+        "expression": pa.string(),
+        "keywords": pa.list_(pa.string()),
+        "x": pa.float64(),
+        "y": pa.float64(),
+        "region": pa.binary(),
+        "min_x": pa.float64(),
+        "min_y": pa.float64(),
+        "max_x": pa.float64(),
+        "max_y": pa.float64(),
+        "radius": pa.float64(),
+        "text_weight": pa.float64(),
+        "threshold": pa.float64(),
+        "similarity": pa.string(),
+        "k": pa.int64(),
+        "spatial_weight": pa.float64(),
+    }
+    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in schema.items()}
+    return pa.table({"id": id_array([row["id"] for row in rows]), **columns})
+
+
+def _subscription_row(subscription: Subscription) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": subscription.id, "kind": subscription.kind}
+    words = subscription.expression if isinstance(subscription, Boolean) else subscription.text
+    row["expression" if isinstance(words, str) else "keywords"] = words
+    if not isinstance(subscription, Boolean):
+        row["x"], row["y"] = subscription.at
+        for name in ("text_weight", "threshold", "similarity", "k", "spatial_weight"):
+            row[name] = getattr(subscription, name, None)
+    elif isinstance(subscription.within, Polygon):
+        row["region"] = shapely.to_wkb(subscription.within.geometry)
+    else:
+        row.update(dataclasses.asdict(subscription.within))
+    return row
+
+
+def subscriptions_of_table(table: pa.Table) -> Iterator[Subscription | Rejection]:
+    """Yield each row of a table as a subscription, or as the reason why it is none."""
+    _check_columns("subscriptions", table, {"id": "id", "kind": "kind"})
+    if not {"expression", "text", "keywords"} & set(table.schema.names):
+        raise NearcastError(
+            f"subscriptions have the columns {', '.join(table.schema.names)}; they need 'expression' or 'keywords'"
+        )
+    table = table.set_column(table.schema.get_field_index("id"), "id", id_column(table))
+    number = 0
+    for batch in table.to_batches(max_chunksize=10_000):
+        for row in batch.to_pylist():
+            # A CSV or JSON file cannot tell a missing number from NaN.
+            values = {name: value for name, value in row.items() if value is not None and value == value}
+            try:
+                yield subscription_of_row(values)
+            except NearcastError as error:
+                yield Rejection(number, row["id"], str(error))
+            number += 1
+
+
+def subscription_of_row(row: Mapping[str, Any]) -> Subscription:
+    """Return the subscription that a row describes; a missing value is absent from the mapping."""
+    kind = checked_choice("kind", _needed(row, "kind"), KINDS)
+    subscription_id = checked_id(_needed(row, "id"))
+    if "keywords" in row and ("expression" in row or "text" in row):
+        raise NearcastError("expression and keywords are both given; one of them must be null")
+    words = row.get("keywords", row.get("expression", row.get("text")))
+    if words is None:
+        raise NearcastError("expression is missing; it must be words, or keywords must be given")
+    if kind == "boolean":
+        return Boolean(subscription_id, words, within=_region_of_row(row))
+    at = (_needed(row, "x", "lon"), _needed(row, "y", "lat"))
+    names = {
+        "similar": ("text_weight", "threshold", "similarity"),
+        "topk": ("k", "spatial_weight"),
+        "nearest": ("k",),
+    }[kind]
+    values = {name: row[name] for name in names if name in row}
+    if isinstance(values.get("k"), float) and values["k"].is_integer():
+        values["k"] = int(values["k"])
+    kinds: dict[str, Any] = {"similar": Similar, "topk": TopK, "nearest": Nearest}
+    return cast(Subscription, kinds[kind](subscription_id, words, at=at, **values))
+
+
+def _region_of_row(row: Mapping[str, Any]) -> Region:
+    corners = ("min_x", "min_y", "max_x", "max_y")
+    given = [name for name in ("region", "min_x", "radius") if name in row]
+    if len(given) > 1:
+        raise NearcastError(f"{' and '.join(given)} are both given; a region is one of WKB, box or radius")
+    if "region" in row:
+        return Polygon(row["region"])
+    if "radius" in row:
+        return Circle(_needed(row, "x", "lon"), _needed(row, "y", "lat"), row["radius"])
+    if any(name in row for name in corners):
+        return Box(*(_needed(row, name) for name in corners))
+    if any(name in row for name in ("x", "lon", "y", "lat")):
+        raise NearcastError("radius is missing; a boolean subscription with a point needs the radius of its circle")
+    return Anywhere()
+
+
+def _needed(row: Mapping[str, Any], *names: str) -> Any:
+    for name in names:
+        if name in row:
+            return row[name]
+    raise NearcastError(f"{names[0]} is missing")
+
+
+# --- deliveries
+
+
+def deliveries_table(subscriptions: Any, messages: Any, changes: Any, scores: Any, distances: Any) -> pa.Table:
+    """Return deliveries as an Arrow table; NaN stands for no score and no distance."""
+    return pa.table(
+        {
+            "subscription": subscriptions,
+            "message": messages,
+            "change": pa.array(changes, pa.int8()),
+            "score": pa.array(scores, pa.float64(), from_pandas=True),
+            "distance": pa.array(distances, pa.float64(), from_pandas=True),
+        }
+    )
+
+
+def deliveries_of_table(table: pa.Table) -> list[Delivery]:
+    """Return the rows of a table of deliveries."""
+    return [Delivery(**row) for row in table.to_pylist()]
+
+
+def rejections_table(rejections: Sequence[Rejection]) -> pa.Table:
+    """Return rejected rows as an Arrow table: row, id, reason; ids of both kinds are shown as strings."""
+    ids = [rejection.id for rejection in rejections]
+    is_text = not all(isinstance(value, int) for value in ids if value is not None)
+    return pa.table(
+        {
+            "row": pa.array([rejection.row for rejection in rejections], pa.int64()),
+            "id": pa.array([str(value) if is_text and value is not None else value for value in ids],
+                           pa.string() if is_text or not rejections else pa.int64()),
+            "reason": pa.array([rejection.reason for rejection in rejections], pa.string()),
+        }
+    )
+
+
+# --- columns
+
+
+def id_array(ids: Sequence[Id]) -> pa.Array:
+    """Return ids as an Arrow array of strings or of int64; they must all be of one kind."""
+    is_text = any(isinstance(value, str) for value in ids)
+    if is_text and not all(isinstance(value, str) for value in ids):
+        number = next(value for value in ids if not isinstance(value, str))
+        raise NearcastError(f"id is {number!r} among ids that are strings; all must be of one kind")
+    return pa.array(ids, pa.string() if is_text or not ids else pa.int64())
+
+
+def id_column(table: pa.Table) -> pa.Array:
+    """Return the column `id` as strings or int64."""
+    ids = table["id"].combine_chunks()
+    if pa.types.is_dictionary(ids.type):
+        ids = ids.dictionary_decode()
+    if pa.types.is_null(ids.type) or _is_string(ids.type):
+        return ids.cast(pa.string())
+    if pa.types.is_integer(ids.type):
+        try:
+            return ids.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise NearcastError(f"column 'id' holds a number that does not fit int64: {error}") from None
+    raise NearcastError(f"column 'id' has type {ids.type}; it must be string or int64")
+
+
+def float_column(table: pa.Table, *names: str) -> pa.Array:
+    """Return the first of the columns `names` that is there, as float64."""
+    name = next(name for name in names if name in table.schema.names)
+    column = table[name].combine_chunks()
+    is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    if not (is_number or pa.types.is_decimal(column.type) or pa.types.is_null(column.type)):
+        raise NearcastError(f"column {name!r} has type {column.type}; it must be a number")
+    return column.cast(pa.float64(), safe=False)
+
+
+def time_column(table: pa.Table, name: str) -> tuple[Any, Any]:
+    """Return a column of moments as microseconds, NO_TIME for null, and which of them are out of range."""
+    if name not in table.schema.names:
+        return np.full(table.num_rows, NO_TIME), np.zeros(table.num_rows, bool)
+    column = table[name].combine_chunks()
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        # Without a zone it is taken as UTC, as datetimes are.
+        seconds = pc.divide(column.cast(pa.int64()).cast(pa.float64(), safe=False), TICKS_PER_SECOND[kind.unit])
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind):
+        seconds = column.cast(pa.float64(), safe=False)
+    else:
+        raise NearcastError(f"column {name!r} has type {kind}; it must be a timestamp, or seconds since 1970")
+    seconds = pc.fill_null(seconds, np.nan).to_numpy(zero_copy_only=False)
+    is_bad = np.abs(seconds) > MAX_SECONDS
+    good = pc.if_else(pa.array(is_bad | np.isnan(seconds)), None, column)
+    if pa.types.is_timestamp(kind):
+        micros = pc.cast(good, pa.timestamp("us", tz=kind.tz), safe=False).cast(pa.int64())
+    elif pa.types.is_floating(kind):
+        micros = pc.round(pc.multiply(good.cast(pa.float64()), MICROSECONDS)).cast(pa.int64())
+    else:
+        micros = pc.multiply(good.cast(pa.int64()), MICROSECONDS)
+    return pc.fill_null(micros, NO_TIME).to_numpy(zero_copy_only=False), is_bad
+
+
+class _Problems:
+    """The first reason against each row."""
+
+    def __init__(self, n_rows: int):
+        self.is_good = np.ones(n_rows, bool)
+        self._reasons: dict[int, str] = {}
+
+    def add(self, is_bad: Any, reason: str) -> None:
+        for row in np.flatnonzero(is_bad & self.is_good).tolist():
+            self._reasons[row] = reason
+        self.is_good &= ~is_bad
+
+    def rejections(self, ids: Any) -> list[Rejection]:
+        return [Rejection(row, ids[row].as_py(), reason) for row, reason in sorted(self._reasons.items())]
+
+
+def _check_columns(what: str, table: pa.Table, needed: Mapping[str, str]) -> None:
+    names = set(table.schema.names)
+    names |= {"x"} if "lon" in names else set()
+    names |= {"y"} if "lat" in names else set()
+    missing = [label for name, label in needed.items() if name not in names]
+    if missing:
+        present = ", ".join(table.schema.names) or "no columns"
+        raise NearcastError(f"{what} have the columns {present}; they also need {', '.join(missing)}")
+    repeated = [name for name in table.schema.names if table.schema.names.count(name) > 1]
+    if repeated:
+        raise NearcastError(f"{what} have several columns named {repeated[0]!r}; names must be unique")
+
+
+def as_table(data: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return a record batch as a table, and a table as it is."""
+    return data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    return table[name].combine_chunks() if name in table.schema.names else None
+
+
+def _nulls(column: Any) -> Any:
+    return pc.is_null(column).to_numpy(zero_copy_only=False)
+
+
+def _floats(column: Any) -> Any:
+    return pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False)
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)  # type: ignore[no-any-return]
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)  # type: ignore[no-any-return]

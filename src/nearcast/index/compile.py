@@ -1,0 +1,131 @@
+"""From what a user wrote to what the kernels read: subscriptions as flat columns.
+
+Two steps, so that a bad subscription changes nothing: `parsed` checks one against the space and the analyzer; `compiled` gives the
+good ones their token ids and lays them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nearcast.columns import SubscriptionColumns
+from nearcast.errors import NearcastError
+from nearcast.index.growable import ragged, taken_rows
+from nearcast.kernels.verify import BOOLEAN, TOPK
+from nearcast.model import KINDS, SIMILARITIES, Boolean, Polygon, Similar, Space, Subscription, TopK
+from nearcast.scoring.textual import unit_vectors
+from nearcast.space.distance import check_in_space
+from nearcast.space.regions import shape_and_numbers
+from nearcast.text.expression import Clause, all_of, parse
+from nearcast.text.vocabulary import Vocabulary
+
+
+class Parsed(NamedTuple):
+    """A subscription that passed every check; `tokens` in order of occurrence."""
+
+    kind: int
+    tokens: Sequence[str]
+    clauses: Sequence[Clause] = ()
+    shape: int = 0
+    region: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    polygon: Any = None
+    x: float = 0.0
+    y: float = 0.0
+    blend_weight: float = 0.0
+    threshold: float = 0.0
+    similarity: int = 0
+    k: int = 0
+
+
+def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space) -> Parsed:
+    """Check a subscription against the space and find its words; the vocabulary stays as it is."""
+    kind = KINDS.index(subscription.kind)
+    analyzer = vocabulary.analyzer
+    if isinstance(subscription, Boolean):
+        read = parse if isinstance(subscription.expression, str) else all_of
+        expression = read(subscription.expression, analyzer)  # type: ignore[operator]
+        shape, numbers = shape_and_numbers(space, subscription.within)
+        polygon = subscription.within.geometry if isinstance(subscription.within, Polygon) else None
+        return Parsed(kind, expression.tokens, expression.clauses, shape, numbers, polygon)
+    words = subscription.text
+    tokens = analyzer.tokens(words) if isinstance(words, str) else [*filter(None, map(analyzer.normalised, words))]
+    if not tokens:
+        raise NearcastError(f"text is {words!r}; it must hold at least one word")
+    check_in_space(space, "at", *subscription.at)
+    x, y = subscription.at
+    if isinstance(subscription, Similar):
+        similarity = SIMILARITIES.index(subscription.similarity)
+        return Parsed(
+            kind,
+            tokens,
+            x=x,
+            y=y,
+            blend_weight=subscription.text_weight,
+            threshold=subscription.threshold,
+            similarity=similarity,
+        )
+    weight = subscription.spatial_weight if isinstance(subscription, TopK) else 0.0
+    return Parsed(kind, tokens, x=x, y=y, blend_weight=weight, k=subscription.k)
+
+
+def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -> SubscriptionColumns:
+    """Return checked subscriptions as columns, registered under the numbers from `first_order` on."""
+    ids_of_rows, counts_of_rows, required, forbidden = [], [], [], []
+    for row in rows:
+        numbers = [vocabulary.admit(token) for token in row.tokens]
+        # A boolean subscription has its words in its clauses.
+        ids, counts = np.unique([] if row.kind == BOOLEAN else numbers, return_counts=True)
+        ids_of_rows.append(ids)
+        counts_of_rows.append(counts)
+        for clause in row.clauses:
+            required.append(sorted(map(vocabulary.admit, clause.required)))
+            forbidden.append(sorted(map(vocabulary.admit, clause.forbidden)))
+    token_offsets, token_ids = ragged(ids_of_rows, np.int32)
+    _, token_counts = ragged(counts_of_rows, np.int32)
+    token_weights = vocabulary.weights(token_ids)
+    kinds = np.array([row.kind for row in rows], np.int8)
+    is_topk = np.repeat(kinds == TOPK, np.diff(token_offsets))
+    token_weights[is_topk] = unit_vectors(token_offsets, token_weights, token_counts)[is_topk]
+    return SubscriptionColumns(
+        kinds=kinds,
+        orders=np.arange(first_order, first_order + len(rows)),
+        x=np.array([row.x for row in rows], np.float64),
+        y=np.array([row.y for row in rows], np.float64),
+        token_offsets=token_offsets,
+        token_ids=token_ids,
+        token_weights=token_weights,
+        blend_weights=np.array([row.blend_weight for row in rows], np.float64),
+        thresholds=np.array([row.threshold for row in rows], np.float64),
+        similarities=np.array([row.similarity for row in rows], np.int8),
+        ks=np.array([row.k for row in rows], np.int64),
+        shapes=np.array([row.shape for row in rows], np.int8),
+        regions=np.array([row.region for row in rows], np.float64).reshape(-1, 4),
+        clause_offsets=ragged([row.clauses for row in rows], object)[0],
+        required_offsets=ragged(required, np.int32)[0],
+        required_ids=ragged(required, np.int32)[1],
+        forbidden_offsets=ragged(forbidden, np.int32)[0],
+        forbidden_ids=ragged(forbidden, np.int32)[1],
+    )
+
+
+def taken(columns: SubscriptionColumns, slots: Any) -> SubscriptionColumns:
+    """Return the subscriptions at `slots` alone."""
+    token_offsets, tokens = taken_rows(columns.token_offsets, slots)
+    clause_offsets, clauses = taken_rows(columns.clause_offsets, slots)
+    required_offsets, required = taken_rows(columns.required_offsets, clauses)
+    forbidden_offsets, forbidden = taken_rows(columns.forbidden_offsets, clauses)
+    ragged_fields = {
+        "token_offsets": token_offsets,
+        "token_ids": columns.token_ids[tokens],
+        "token_weights": columns.token_weights[tokens],
+        "clause_offsets": clause_offsets,
+        "required_offsets": required_offsets,
+        "required_ids": columns.required_ids[required],
+        "forbidden_offsets": forbidden_offsets,
+        "forbidden_ids": columns.forbidden_ids[forbidden],
+    }
+    flat = {name: array[slots] for name, array in columns._asdict().items() if name not in ragged_fields}
+    return SubscriptionColumns(**flat, **ragged_fields)

@@ -1,0 +1,48 @@
+"""The index that proposes everything: slow, obviously right, and the measure of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.index.protocol import Pairs
+
+# Pairs in a block: enough to make the cost of a call negligible, few enough to stay in cache.
+BLOCK_PAIRS = 1 << 18
+
+
+class ExhaustiveIndex:
+    """Proposes every subscription for every message, so no match can be lost."""
+
+    def __init__(self) -> None:
+        self._is_alive = np.zeros(0, bool)
+        self._slots: Any = None
+
+    def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
+        """Take in the subscriptions at `slots`."""
+        n_slots = subscriptions.kinds.size
+        if n_slots > self._is_alive.size:
+            self._is_alive = np.concatenate([self._is_alive, np.zeros(max(n_slots, 64), bool)])
+        self._is_alive[slots] = True
+        self._slots = None
+
+    def remove(self, slots: Any) -> None:
+        """Propose the subscriptions at `slots` no more."""
+        self._is_alive[slots] = False
+        self._slots = None
+
+    def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
+        """Yield all pairs of a message and a subscription."""
+        if self._slots is None:
+            self._slots = np.flatnonzero(self._is_alive)
+        slots = self._slots
+        if not slots.size:
+            return
+        n_messages = messages.x.size
+        step = max(1, BLOCK_PAIRS // slots.size)
+        for start in range(0, n_messages, step):
+            rows = np.arange(start, min(start + step, n_messages))
+            yield Pairs(np.repeat(rows, slots.size), np.tile(slots, rows.size))

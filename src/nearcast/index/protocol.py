@@ -1,0 +1,32 @@
+"""What every index can do, whatever it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from nearcast.columns import MessageColumns, SubscriptionColumns
+
+
+class Pairs(NamedTuple):
+    """Candidates: message `rows[i]` might match subscription `slots[i]`; no pair occurs twice."""
+
+    rows: Any
+    slots: Any
+
+
+class Index(Protocol):
+    """Proposes, for each message, the subscriptions that it might match.
+
+    An index may propose too much, never too little: what it proposes is verified exactly. It changes the time taken, never
+    the answer.
+    """
+
+    def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
+        """Take in the subscriptions at `slots`; `subscriptions` holds every slot so far."""
+
+    def remove(self, slots: Any) -> None:
+        """Propose the subscriptions at `slots` no more."""
+
+    def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
+        """Yield the candidates of a batch of messages in blocks, messages in order."""

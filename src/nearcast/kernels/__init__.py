@@ -1,0 +1,1 @@
+"""The inner loops: compiled functions over arrays, no classes, no I/O."""

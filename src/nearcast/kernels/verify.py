@@ -1,0 +1,91 @@
+"""Does the message match? The exact test of each kind, for many pairs of a subscription and a message.
+
+subscriptions   SubscriptionColumns, by slot
+messages        MessageColumns, by row
+slots, rows     the pairs to test, side by side
+
+A top-k or nearest pair matches if it shares a word; whether it enters the results is decided there. The one thing left open is
+a polygon: a boolean pair passes if the message lies in the box around it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nearcast.jit import kernel
+from nearcast.model import KINDS
+from nearcast.scoring.spatial import blend, spatial_similarity
+from nearcast.scoring.textual import cosine_of_unit_vectors, n_shared, textual_similarity
+from nearcast.space.distance import distance
+from nearcast.space.regions import CIRCLE, might_be_in_region
+
+BOOLEAN, SIMILAR, TOPK, NEAREST = range(len(KINDS))
+
+
+@kernel
+def is_subset(needles: Any, haystack: Any) -> bool:
+    """Whether `haystack` has every value of `needles`; both ascending, without repeats."""
+    j = 0
+    for needle in needles:
+        while j < haystack.size and haystack[j] < needle:
+            j += 1
+        if j == haystack.size or haystack[j] != needle:
+            return False
+    return True
+
+
+@kernel
+def is_any_clause_true(subscriptions: Any, slot: int, m_ids: Any) -> bool:
+    """Whether a clause of a boolean subscription holds for the tokens of a message."""
+    s = subscriptions
+    for clause in range(s.clause_offsets[slot], s.clause_offsets[slot + 1]):
+        required = s.required_ids[s.required_offsets[clause] : s.required_offsets[clause + 1]]
+        forbidden = s.forbidden_ids[s.forbidden_offsets[clause] : s.forbidden_offsets[clause + 1]]
+        if is_subset(required, m_ids) and n_shared(forbidden, m_ids) == 0:
+            return True
+    return False
+
+
+@kernel
+def verify(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geographic: bool, max_dist: float) -> Any:
+    """Return for each pair whether it matches, its score and its distance; NaN where a kind has none."""
+    s = subscriptions
+    m = messages
+    is_match = np.zeros(slots.size, np.bool_)
+    scores = np.full(slots.size, np.nan)
+    distances = np.full(slots.size, np.nan)
+    for pair in range(slots.size):
+        slot = slots[pair]
+        row = rows[pair]
+        kind = s.kinds[slot]
+        x = m.x[row]
+        y = m.y[row]
+        m_tokens = slice(m.token_offsets[row], m.token_offsets[row + 1])
+        m_ids = m.token_ids[m_tokens]
+        if kind == BOOLEAN:
+            region = s.regions[slot]
+            is_match[pair] = might_be_in_region(is_geographic, s.shapes[slot], region, x, y) and is_any_clause_true(
+                s, slot, m_ids
+            )
+            if s.shapes[slot] == CIRCLE:
+                distances[pair] = distance(is_geographic, region[0], region[1], x, y)
+            continue
+        s_tokens = slice(s.token_offsets[slot], s.token_offsets[slot + 1])
+        s_ids = s.token_ids[s_tokens]
+        s_weights = s.token_weights[s_tokens]
+        if kind != SIMILAR and n_shared(s_ids, m_ids) == 0:
+            continue
+        distances[pair] = distance(is_geographic, s.x[slot], s.y[slot], x, y)
+        near = spatial_similarity(distances[pair], max_dist)
+        if kind == SIMILAR:
+            alike = textual_similarity(s.similarities[slot], s_ids, s_weights, m_ids, m.token_weights[m_tokens])
+            scores[pair] = blend(s.blend_weights[slot], alike, near)
+            is_match[pair] = scores[pair] >= s.thresholds[slot]
+        else:
+            is_match[pair] = True
+            if kind == TOPK:
+                alike = cosine_of_unit_vectors(s_ids, s_weights, m_ids, m.token_units[m_tokens])
+                scores[pair] = blend(s.blend_weights[slot], near, alike)
+    return is_match, scores, distances

@@ -1,0 +1,1 @@
+"""How good is this match? Similarities of place and words, and their blends."""

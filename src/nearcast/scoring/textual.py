@@ -1,0 +1,120 @@
+"""How alike are the words of a subscription and of a message?
+
+s_ids, m_ids           tokens of the subscription and of the message, ascending, without repeats
+s_weights, m_weights   the weight of each: inverse document frequencies, or unit vectors for the cosine of top-k
+
+Sums run over ascending ids, from the most frequent token to the rarest, so that every score has one value to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nearcast.jit import kernel
+from nearcast.model import SIMILARITIES
+
+# A similarity is chosen by its place in this order; a kernel that took a function would be compiled in every process.
+WEIGHTED_OVERLAP, OVERLAP, WEIGHTED_JACCARD, DICE, COSINE = range(len(SIMILARITIES))
+
+
+@kernel
+def n_shared(s_ids: Any, m_ids: Any) -> int:
+    """Return how many tokens two rows share."""
+    count = 0
+    i = 0
+    j = 0
+    while i < s_ids.size and j < m_ids.size:
+        if s_ids[i] < m_ids[j]:
+            i += 1
+        elif s_ids[i] > m_ids[j]:
+            j += 1
+        else:
+            count += 1
+            i += 1
+            j += 1
+    return count
+
+
+@kernel
+def shared_and_union_weight(s_ids: Any, s_weights: Any, m_ids: Any, m_weights: Any) -> Any:
+    """Return the weights of the intersection and of the union of two rows."""
+    shared = 0.0
+    union = 0.0
+    i = 0
+    j = 0
+    while i < s_ids.size or j < m_ids.size:
+        if j == m_ids.size or (i < s_ids.size and s_ids[i] < m_ids[j]):
+            union += s_weights[i]
+            i += 1
+        elif i == s_ids.size or s_ids[i] > m_ids[j]:
+            union += m_weights[j]
+            j += 1
+        else:
+            shared += s_weights[i]
+            union += s_weights[i]
+            i += 1
+            j += 1
+    return shared, union
+
+
+@kernel
+def total(weights: Any) -> float:
+    """Return the sum of weights from left to right; a vectorised sum would add in another order."""
+    result = 0.0
+    for weight in weights:
+        result += weight
+    return result
+
+
+@kernel
+def textual_similarity(code: int, s_ids: Any, s_weights: Any, m_ids: Any, m_weights: Any) -> float:
+    """Return one of the set similarities of STAMP, sections II and VI-A; 0 if no token is shared."""
+    count = n_shared(s_ids, m_ids)
+    if count == 0:
+        return 0.0
+    if code == OVERLAP:
+        return count / s_ids.size
+    if code == DICE:
+        return 2 * count / (s_ids.size + m_ids.size)
+    if code == COSINE:
+        return count / (math.sqrt(s_ids.size) * math.sqrt(m_ids.size))
+    shared, union = shared_and_union_weight(s_ids, s_weights, m_ids, m_weights)
+    if code == WEIGHTED_JACCARD:
+        return shared / union
+    return shared / total(s_weights)
+
+
+@kernel
+def cosine_of_unit_vectors(s_ids: Any, s_weights: Any, m_ids: Any, m_weights: Any) -> float:
+    """Return the cosine of two rows whose weights have unit length (Skype, section 3)."""
+    result = 0.0
+    i = 0
+    j = 0
+    while i < s_ids.size and j < m_ids.size:
+        if s_ids[i] < m_ids[j]:
+            i += 1
+        elif s_ids[i] > m_ids[j]:
+            j += 1
+        else:
+            result += s_weights[i] * m_weights[j]
+            i += 1
+            j += 1
+    return result
+
+
+@kernel
+def unit_vectors(token_offsets: Any, token_weights: Any, token_counts: Any) -> Any:
+    """Return `count * weight` of every token, each row scaled to unit length."""
+    result = np.empty(token_weights.size, np.float64)
+    for row in range(token_offsets.size - 1):
+        square = 0.0
+        for i in range(token_offsets[row], token_offsets[row + 1]):
+            result[i] = token_counts[i] * token_weights[i]
+            square += result[i] * result[i]
+        length = math.sqrt(square)
+        for i in range(token_offsets[row], token_offsets[row + 1]):
+            result[i] = result[i] / length
+    return result

@@ -1,0 +1,151 @@
+"""Every index gives the oracle's answer: for each kind alone, and for all kinds under churn, saving and reopening.
+
+A fault in an index, a kernel, a window or the standings shows here as a delivery too many, one too few, one in the wrong order, or a
+score that differs in the last bit.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+import oracle
+import pytest
+import strategies
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+import nearcast as nc
+from nearcast.columns import deliveries_of_table
+from nearcast.index.registry import INDEXES
+from nearcast.model import KINDS
+
+pytestmark = pytest.mark.kernels
+
+
+def brokers(space, sample, window, index):
+    """The engine and the oracle, side by side."""
+    broker = nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), window=window, index=index)
+    return broker, oracle.Oracle(space, oracle.Statistics.of(sample), window)
+
+
+@pytest.mark.parametrize("index", INDEXES)
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data(), space=strategies.spaces, sample=strategies.samples)
+def test_every_kind_gets_the_oracle_answer(kind, index, data, space, sample):
+    window = None if kind in ("boolean", "similar") else data.draw(strategies.windows)
+    has_time = isinstance(window, nc.TimeWindow)
+    broker, expected = brokers(space, sample, window, index)
+    for subscription in data.draw(st.lists(strategies.subscriptions(space, (kind,)), min_size=1, max_size=6)):
+        assert broker.subscribe(subscription) == expected.subscribe(subscription)
+    for batch in data.draw(strategies.batches(space, with_ts=has_time, max_batches=4)):
+        assert deliveries_of_table(broker.publish_batch(batch)) == expected.publish_batch(batch)
+    if kind in ("topk", "nearest"):
+        for subscription_id in expected.registrations:
+            assert broker.results(subscription_id) == expected.results(subscription_id)
+
+
+@pytest.mark.parametrize("index", INDEXES)
+@given(data=st.data(), space=strategies.spaces, sample=strategies.samples, window=st.none() | strategies.windows)
+def test_one_by_one_ends_as_a_batch_does(index, data, space, sample, window):
+    kinds = KINDS if window else ("boolean", "similar", "nearest")
+    has_time = isinstance(window, nc.TimeWindow)
+    one_by_one, _ = brokers(space, sample, window, index)
+    at_once, _ = brokers(space, sample, window, index)
+    subscriptions = data.draw(st.lists(strategies.subscriptions(space, kinds), max_size=6))
+    for broker in (one_by_one, at_once):
+        broker.subscribe(subscriptions)
+    messages = [m for batch in data.draw(strategies.batches(space, with_ts=has_time)) for m in batch]
+    single = [delivery for message in messages for delivery in one_by_one.publish(message)]
+    together = deliveries_of_table(at_once.publish_batch(messages))
+    keeps_results = {s.id: s.kind in ("topk", "nearest") for s in subscriptions}
+    for subscription_id in filter(keeps_results.get, keeps_results):
+        assert one_by_one.results(subscription_id) == at_once.results(subscription_id)
+    assert [d for d in single if not keeps_results[d.subscription]] == [
+        d for d in together if not keeps_results[d.subscription]
+    ]
+
+
+class Churn(RuleBasedStateMachine):
+    """Subscribe, replace, unsubscribe, publish, save and reopen in any order; the oracle follows along."""
+
+    index = "exhaustive"
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+
+    def teardown(self):
+        shutil.rmtree(self.folder)
+
+    @initialize(space=strategies.spaces, sample=strategies.samples, window=st.none() | strategies.windows)
+    def start(self, space, sample, window):
+        self.space = space
+        self.has_time = isinstance(window, nc.TimeWindow)
+        self.kinds = KINDS if window else ("boolean", "similar", "nearest")
+        self.kind_of = {}
+        self.broker, self.expected = brokers(space, sample, window, self.index)
+
+    @rule(data=st.data())
+    def subscribe(self, data):
+        subscription = data.draw(strategies.subscriptions(self.space, self.kinds))
+        self.kind_of[subscription.id] = subscription.kind
+        assert self.broker.subscribe(subscription) == self.expected.subscribe(subscription)
+
+    @rule(data=st.data())
+    def subscribe_many(self, data):
+        drawn = data.draw(st.lists(strategies.subscriptions(self.space, self.kinds), max_size=5))
+        latest = {}
+        for subscription in drawn:
+            latest.pop(subscription.id, None)
+            latest[subscription.id] = subscription
+            self.kind_of[subscription.id] = subscription.kind
+        answers = [d for s in latest.values() for d in self.expected.subscribe(s)]
+        found = deliveries_of_table(self.broker.subscribe(drawn))
+        assert sorted(map(repr, found)) == sorted(map(repr, answers))
+
+    @precondition(lambda self: self.kind_of)
+    @rule(data=st.data())
+    def unsubscribe(self, data):
+        subscription_id = data.draw(st.sampled_from(sorted(self.kind_of)))
+        del self.kind_of[subscription_id]
+        self.broker.unsubscribe(subscription_id)
+        self.expected.unsubscribe(subscription_id)
+        assert subscription_id not in self.broker
+
+    @rule(data=st.data())
+    def publish(self, data):
+        message = data.draw(strategies.messages(self.space, with_ts=self.has_time))
+        assert self.broker.publish(message) == self.expected.publish(message)
+
+    @rule(data=st.data())
+    def publish_batch(self, data):
+        batch = data.draw(st.lists(strategies.messages(self.space, with_ts=self.has_time), max_size=8))
+        assert deliveries_of_table(self.broker.publish_batch(batch)) == self.expected.publish_batch(batch)
+
+    @rule(data=st.data())
+    def publish_analysed(self, data):
+        batch = data.draw(st.lists(strategies.messages(self.space, with_ts=self.has_time), max_size=8))
+        found = self.broker.publish_batch(self.broker.analyze(batch))
+        assert deliveries_of_table(found) == self.expected.publish_batch(batch)
+
+    @rule()
+    def reopen(self):
+        self.broker.save(self.folder / "state")
+        self.broker = nc.Broker.open(self.folder / "state", index=self.index)
+
+    @invariant()
+    def results_are_the_oracle_answer(self):
+        if not hasattr(self, "broker"):
+            return
+        assert len(self.broker) == len(self.kind_of)
+        for subscription_id, kind in self.kind_of.items():
+            if kind in ("topk", "nearest"):
+                assert self.broker.results(subscription_id) == self.expected.results(subscription_id)
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_any_history_gives_the_oracle_answer(index):
+    # A history is many examples in one; a quarter as many of them is enough.
+    fewer = settings(max_examples=max(1, settings().max_examples // 4), stateful_step_count=30)
+    run_state_machine_as_test(type("Churn", (Churn,), {"index": index}), settings=fewer)
