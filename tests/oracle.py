@@ -400,16 +400,12 @@ class Oracle:
         s, message = registration.subscription, arrival.message
         point = (message.x, message.y)
         if isinstance(s, model.Boolean):
-            is_match = is_true(parsed(s.expression), arrival.tokens) and is_in_region(
-                self.space, s.within, point
-            )
+            is_match = is_true(parsed(s.expression), arrival.tokens) and is_in_region(self.space, s.within, point)
             is_circle = isinstance(s.within, model.Circle)
             far = distance(self.space, (s.within.x, s.within.y), point) if is_circle else None
             return model.Delivery(s.id, message.id, 1, None, far) if is_match else None
         if isinstance(s, model.Similar):
-            text = textual_similarity(
-                s.similarity, registration.tokens, arrival.tokens, self.rank, self.statistics
-            )
+            text = textual_similarity(s.similarity, registration.tokens, arrival.tokens, self.rank, self.statistics)
             place = spatial_similarity(self.space, s.at, point)
             score = s.text_weight * text + (1 - s.text_weight) * place
             far = distance(self.space, s.at, point)

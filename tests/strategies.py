@@ -44,9 +44,7 @@ planar_spaces = st.sampled_from(
         Planar(-4, 0, 4, 8, max_dist=1000),
     ]
 )
-geographic_spaces = st.sampled_from(
-    [Geographic(), Geographic(max_dist=150_000), Geographic(max_dist=5_000_000)]
-)
+geographic_spaces = st.sampled_from([Geographic(), Geographic(max_dist=150_000), Geographic(max_dist=5_000_000)])
 spaces = st.one_of(planar_spaces, geographic_spaces)
 
 LONGITUDES = [-180, -179.5, -179.999999, -90, -1, 0, 0.000001, 1, 90, 179.5, 179.999999, 180]
@@ -84,9 +82,7 @@ def circles(space):
         fixed = [0, 1, 111_195, 5_000_000, HALF_CIRCUMFERENCE / 2, 2 * HALF_CIRCUMFERENCE]
     else:
         fixed = [0, 0.5, 1, 2.5, 5, 100]
-    borders = st.tuples(points(space), points(space)).map(
-        lambda pair: Circle(*pair[0], oracle.distance(space, *pair))
-    )
+    borders = st.tuples(points(space), points(space)).map(lambda pair: Circle(*pair[0], oracle.distance(space, *pair)))
     return st.one_of(borders, st.builds(lambda p, r: Circle(*p, r), points(space), st.sampled_from(fixed)))
 
 
@@ -117,17 +113,11 @@ GEOGRAPHIC_POLYGONS = [
 
 def polygons(space):
     """Hand-made shapes with holes and several parts, and triangles between the points that messages have."""
-    triangles = (
-        st.tuples(points(space), points(space), points(space))
-        .map(shapely.Polygon)
-        .filter(lambda t: t.is_valid)
-    )
+    triangles = st.tuples(points(space), points(space), points(space)).map(shapely.Polygon).filter(lambda t: t.is_valid)
     if isinstance(space, Geographic):
         shapes = st.sampled_from(GEOGRAPHIC_POLYGONS).map(Polygon)
     else:
-        shapes = st.sampled_from(PLANAR_POLYGONS).map(
-            lambda wkt: Polygon(moved(wkt, space.min_x, space.min_y))
-        )
+        shapes = st.sampled_from(PLANAR_POLYGONS).map(lambda wkt: Polygon(moved(wkt, space.min_x, space.min_y)))
     return st.one_of(shapes, triangles.filter(lambda t: t.area > 0).map(Polygon))
 
 

@@ -27,6 +27,7 @@ from nearcast.model import (
     Delivery,
     Geographic,
     Id,
+    Kind,
     Message,
     Nearest,
     Planar,
@@ -184,6 +185,14 @@ class Broker:
         """Return the number of subscriptions."""
         return len(self._book)
 
+    def ids(self, kind: Kind | None = None) -> list[Id]:
+        """Return the ids of the subscriptions, or of those of one kind, in order of registration."""
+        slots = self._book.slots
+        if kind is not None:
+            code = KINDS.index(checked_choice("kind", kind, KINDS))
+            slots = slots[self._book.columns.kinds[slots] == code]
+        return self._book.ids[slots].tolist()
+
     def __contains__(self, subscription_id: object) -> bool:
         return subscription_id in self._book
 
@@ -321,13 +330,18 @@ class Broker:
         """Return the broker that was saved in a folder."""
         state = read_state(path)
         try:
-            kinds = {"Planar": Planar, "Geographic": Geographic, "CountWindow": CountWindow, "TimeWindow": TimeWindow}
+            kinds = {
+                "Planar": Planar,
+                "Geographic": Geographic,
+                "CountWindow": CountWindow,
+                "TimeWindow": TimeWindow,
+            }
             space, window = (
                 next((kinds[name](**values) for name, values in (state.description[part] or {}).items()), None)
                 for part in ("space", "window")
             )
             vocabulary = Vocabulary.of_table(state.tables["vocabulary"])
-            broker = cls(space=space, vocabulary=vocabulary, window=window, index=index)  # type: ignore[arg-type]
+            broker = cls(space=space, vocabulary=vocabulary, window=window, index=index)
             broker._restore(state)
         except (KeyError, TypeError, pa.ArrowException) as error:
             raise StorageError(f"{path} holds no complete broker: {error!r}") from error
@@ -335,9 +349,7 @@ class Broker:
 
     def _restore(self, state: State) -> None:
         def part(prefix: str) -> dict[str, Any]:
-            return {
-                name.removeprefix(prefix): array for name, array in state.arrays.items() if name.startswith(prefix)
-            }
+            return {name.removeprefix(prefix): array for name, array in state.arrays.items() if name.startswith(prefix)}
 
         description = state.description
         self._n_messages = description["n_messages"]
@@ -440,7 +452,11 @@ class Broker:
         return self._deliveries(Matches(*(part[~keeps_results] for part in found)), messages, ids, changes)
 
     def _deliveries(
-        self, found: Matches, messages: MessageColumns | None, ids: Sequence[Id], changes: Sequence[FeedChange]
+        self,
+        found: Matches,
+        messages: MessageColumns | None,
+        ids: Sequence[Id],
+        changes: Sequence[FeedChange],
     ) -> pa.Table:
         """Return matches and changes as one table, ordered by arrival of the message, then by registration."""
         entries = [change.entry for _, change in changes]

@@ -1,15 +1,15 @@
 """Messages, subscriptions and deliveries as flat arrays and Arrow tables; the only place that converts.
 
-Columns of a table of messages: id, x and y (or lon and lat), text or keywords, ts, expires. Of subscriptions: id, kind, expression
-(or text) or keywords, x and y (or lon and lat), region (WKB) or min_x, min_y, max_x, max_y or radius, text_weight, threshold,
-similarity, k, spatial_weight; null where a kind has no use for a column. Of deliveries: subscription, message, change, score, distance.
-Other columns are passed over.
+Columns of a table of messages: id, x and y (or lon and lat), text or keywords, ts, expires. Of subscriptions: id,
+kind, expression (or text) or keywords, x and y (or lon and lat), region (WKB) or min_x, min_y, max_x, max_y or
+radius, text_weight, threshold, similarity, k, spatial_weight; null where a kind has no use for a column. Of
+deliveries: subscription, message, change, score, distance. Other columns are passed over.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -325,8 +325,10 @@ def rejections_table(rejections: Sequence[Rejection]) -> pa.Table:
     return pa.table(
         {
             "row": pa.array([rejection.row for rejection in rejections], pa.int64()),
-            "id": pa.array([str(value) if is_text and value is not None else value for value in ids],
-                           pa.string() if is_text or not rejections else pa.int64()),
+            "id": pa.array(
+                [str(value) if is_text and value is not None else value for value in ids],
+                pa.string() if is_text or not rejections else pa.int64(),
+            ),
             "reason": pa.array([rejection.reason for rejection in rejections], pa.string()),
         }
     )
@@ -443,8 +445,8 @@ def _floats(column: Any) -> Any:
 def _is_string(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)  # type: ignore[no-any-return]
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)  # type: ignore[no-any-return]
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)

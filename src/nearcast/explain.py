@@ -168,9 +168,7 @@ class _Case:
     def similarity(self) -> list[Check]:
         """Check a similarity subscription: both parts of the score, and their blend against the threshold."""
         code, weight = int(self.s.similarities[0]), float(self.s.blend_weights[0])
-        alike = textual_similarity(
-            code, self.s.token_ids, self.s.token_weights, self.m.token_ids, self.m.token_weights
-        )
+        alike = textual_similarity(code, self.s.token_ids, self.s.token_weights, self.m.token_ids, self.m.token_weights)
         near = self._near()
         score, threshold = weight * alike + (1.0 - weight) * near, float(self.s.thresholds[0])
         name = SIMILARITIES[code].replace("_", " ")
@@ -188,9 +186,7 @@ class _Case:
     def top_score(self, score: float) -> list[Check]:
         """Show both parts of a top-k score."""
         weight = float(self.s.blend_weights[0])
-        alike = cosine_of_unit_vectors(
-            self.s.token_ids, self.s.token_weights, self.m.token_ids, self.m.token_units
-        )
+        alike = cosine_of_unit_vectors(self.s.token_ids, self.s.token_weights, self.m.token_ids, self.m.token_units)
         near = self._near()
         formula = f"{weight:g} × {near:.4f} (place) + {1 - weight:g} × {alike:.4f} (words) = {score:.4f}"
         return [self._distance_check(near), Check(True, formula)]

@@ -169,8 +169,7 @@ class Planar:
         max_dist = diagonal if self.max_dist is None else checked_number("max_dist", self.max_dist)
         if not 0 < max_dist < math.inf or not diagonal < math.inf:
             raise NearcastError(
-                f"max_dist is {max_dist!r} for bounds {width!r} wide and {height!r} high; "
-                "it must be above 0 and finite"
+                f"max_dist is {max_dist!r} for bounds {width!r} wide and {height!r} high; it must be above 0 and finite"
             )
         _set(self, max_dist=max_dist)
 
@@ -284,9 +283,7 @@ class Polygon:
         if geometry.is_empty:
             raise NearcastError(f"geometry is {shape}; it must not be empty")
         if not geometry.is_valid:
-            raise NearcastError(
-                f"geometry is {shape}; it is not a valid polygon: {shapely.is_valid_reason(geometry)}"
-            )
+            raise NearcastError(f"geometry is {shape}; it is not a valid polygon: {shapely.is_valid_reason(geometry)}")
         _set(self, geometry=geometry)
 
     def __repr__(self) -> str:
@@ -297,7 +294,7 @@ def _read_geometry(value: Any) -> BaseGeometry:
     if isinstance(value, BaseGeometry):
         return value
     if isinstance(value, Polygon):
-        return value.geometry  # type: ignore[no-any-return]
+        return value.geometry
     wanted = "it must be a polygon as WKT, WKB, GeoJSON or a shapely geometry"
     try:
         if isinstance(value, (bytes, bytearray, memoryview)):
@@ -367,9 +364,7 @@ class Boolean:
     def __post_init__(self) -> None:
         _set(self, id=checked_id(self.id), expression=checked_words("expression", self.expression))
         if not isinstance(self.within, (Anywhere, Box, Circle, Polygon)):
-            raise NearcastError(
-                f"within is {_shortened(self.within)}; it must be Box, Circle, Polygon or Anywhere"
-            )
+            raise NearcastError(f"within is {_shortened(self.within)}; it must be Box, Circle, Polygon or Anywhere")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     MANIFEST.json     format, version, and size and checksum of every file
     state-000001/     x.npy for an array, x.arrow for a table
 
-The manifest is renamed into place after everything else has been written, so a reader sees the old state or the new one.
+The manifest is renamed into place after everything else has been written, so a reader sees the old state or the new
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every index gives the oracle's answer: for each kind alone, and for all kinds under churn, saving and reopening.
 
-A fault in an index, a kernel, a window or the standings shows here as a delivery too many, one too few, one in the wrong order, or a
-score that differs in the last bit.
+A fault in an index, a kernel, a window or the standings shows here as a delivery too many, one too few, one in the
+wrong order, or a score that differs in the last bit.
 """
 
 import shutil
@@ -9,13 +9,20 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
-import oracle
 import pytest
-import strategies
 from hypothesis import given, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import nearcast as nc
+import oracle
+import strategies
 from nearcast.columns import deliveries_of_table
 from nearcast.index.registry import INDEXES
 from nearcast.model import KINDS

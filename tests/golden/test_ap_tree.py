@@ -49,9 +49,7 @@ EXAMPLES = pytest.mark.parametrize(
 
 
 @EXAMPLES
-@pytest.mark.parametrize(
-    "make", [oracle.Oracle, lambda space: nc.Broker(space=space)], ids=["oracle", "broker"]
-)
+@pytest.mark.parametrize("make", [oracle.Oracle, lambda space: nc.Broker(space=space)], ids=["oracle", "broker"])
 def test_a_message_goes_to_those_whose_region_and_words_it_has(make, subscriptions, messages):
     broker = make(SPACE)
     for subscription in subscriptions:

@@ -142,9 +142,7 @@ def test_example_7_keyword_shards():
 
 def test_example_7_the_cuts_of_figure_8():
     # The workload is ours: one word each, frequent words first, and such that these four shards balance.
-    messages = [
-        [w] for w, n in zip(VOCABULARY, [6, 5, 4, 3, 3, 3, 3, 3, 3, 3], strict=True) for _ in range(n)
-    ]
+    messages = [[w] for w, n in zip(VOCABULARY, [6, 5, 4, 3, 3, 3, 3, 3, 3, 3], strict=True) for _ in range(n)]
     subscriptions = [[w] for w in [*VOCABULARY, "w9", "w10"]]
     assert oracle.keyword_shards(VOCABULARY, subscriptions, messages, depth=2) == SHARDS
 

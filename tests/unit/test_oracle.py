@@ -223,9 +223,7 @@ def test_vocabulary_order_and_weights():
 def test_textual_similarity(similarity, expected):
     # With an empty vocabulary all words weigh the same; {a, b} and {b, c, d} share one.
     rank = {token: i for i, token in enumerate("abcd")}
-    found = oracle.textual_similarity(
-        similarity, ["a", "b", "a"], ["b", "c", "d", "b"], rank, oracle.Statistics()
-    )
+    found = oracle.textual_similarity(similarity, ["a", "b", "a"], ["b", "c", "d", "b"], rank, oracle.Statistics())
     assert found == pytest.approx(expected)
 
 

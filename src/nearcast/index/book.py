@@ -73,7 +73,7 @@ class Book:
 
     def slots_of_orders(self, orders: Iterable[int]) -> list[int]:
         """Return the slots of subscriptions given by their registration numbers."""
-        return np.searchsorted(self.columns.orders, list(orders)).tolist()  # type: ignore[no-any-return]
+        return np.searchsorted(self.columns.orders, list(orders)).tolist()
 
     def register(self, ids: Sequence[Id], rows: Sequence[Parsed]) -> Any:
         """Add subscriptions whose ids are not in use; return their slots."""
@@ -98,7 +98,7 @@ class Book:
         if self._ids.size > MIN_DEAD_SLOTS + 2 * len(self):
             alive = self.slots
             self._lay_out(taken(self.columns, alive), self.ids[alive], self.polygons[alive])
-        return orders  # type: ignore[no-any-return]
+        return orders
 
     def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
         """Yield what the index proposes."""

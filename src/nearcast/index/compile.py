@@ -1,7 +1,7 @@
 """From what a user wrote to what the kernels read: subscriptions as flat columns.
 
-Two steps, so that a bad subscription changes nothing: `parsed` checks one against the space and the analyzer; `compiled` gives the
-good ones their token ids and lays them out.
+Two steps, so that a bad subscription changes nothing: `parsed` checks one against the space and the analyzer;
+`compiled` gives the good ones their token ids and lays them out.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space) -> 
     kind = KINDS.index(subscription.kind)
     analyzer = vocabulary.analyzer
     if isinstance(subscription, Boolean):
-        read = parse if isinstance(subscription.expression, str) else all_of
-        expression = read(subscription.expression, analyzer)  # type: ignore[operator]
+        source = subscription.expression
+        expression = parse(source, analyzer) if isinstance(source, str) else all_of(source, analyzer)
         shape, numbers = shape_and_numbers(space, subscription.within)
         polygon = subscription.within.geometry if isinstance(subscription.within, Polygon) else None
         return Parsed(kind, expression.tokens, expression.clauses, shape, numbers, polygon)

@@ -18,8 +18,8 @@ class Pairs(NamedTuple):
 class Index(Protocol):
     """Proposes, for each message, the subscriptions that it might match.
 
-    An index may propose too much, never too little: what it proposes is verified exactly. It changes the time taken, never
-    the answer.
+    An index may propose too much, never too little: what it proposes is verified exactly. It changes the time
+    taken, never the answer.
     """
 
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:

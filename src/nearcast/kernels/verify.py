@@ -4,8 +4,8 @@ subscriptions   SubscriptionColumns, by slot
 messages        MessageColumns, by row
 slots, rows     the pairs to test, side by side
 
-A top-k or nearest pair matches if it shares a word; whether it enters the results is decided there. The one thing left open is
-a polygon: a boolean pair passes if the message lies in the box around it.
+A top-k or nearest pair matches if it shares a word; whether it enters the results is decided there. The one thing
+left open is a polygon: a boolean pair passes if the message lies in the box around it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,8 @@ class FeedChange(NamedTuple):
 class Feeds:
     """The standings of the subscriptions in a book, answered from the window if there is one.
 
-    Without a window there are only nearest subscriptions; they hear of messages from their registration on, and nothing expires.
+    Without a window there are only nearest subscriptions; they hear of messages from their registration on, and
+    nothing expires.
     """
 
     def __init__(self, book: Book, window: Window | None):
@@ -65,7 +67,7 @@ class Feeds:
         changes = []
         for slot in affected:
             order = int(self._book.columns.orders[slot])
-            update = self._standings.update(order, new[slot], left, reevaluate=lambda slot=slot: self._evaluated(slot))
+            update = self._standings.update(order, new[slot], left, partial(self._evaluated, slot))
             changes += [FeedChange(slot, change) for change in update]
         return changes
 
@@ -107,13 +109,9 @@ class Feeds:
         found = self._book.matches(Pairs(rows, np.full(rows.size, slot)), self.window.columns)
         return [entry for _, entry in self._entries(found, self.window.columns, self.window.ids)]
 
-    def _entries(
-        self, found: Matches, messages: MessageColumns, ids: Sequence[Id]
-    ) -> Iterator[tuple[int, Entry]]:
+    def _entries(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> Iterator[tuple[int, Entry]]:
         recency = self.window.recency(messages) if self.window else messages.arrivals
         kinds = self._book.columns.kinds[found.slots]
-        for kind, row, slot, score, distance in zip(
-            kinds.tolist(), *(part.tolist() for part in found), strict=True
-        ):
+        for kind, row, slot, score, distance in zip(kinds.tolist(), *(part.tolist() for part in found), strict=True):
             make = topk_entry if kind == TOPK else nearest_entry
             yield slot, make(int(messages.arrivals[row]), ids[row], score, distance, int(recency[row]))

@@ -1,7 +1,8 @@
 """The current best k messages of each top-k and nearest subscription, and what changed in them.
 
-Each subscription keeps exactly its k best. While it has fewer than k, it holds every message that qualifies, so one that leaves
-needs no replacement; when one leaves a full standing, the next best is unknown and the subscription is evaluated anew.
+Each subscription keeps exactly its k best. While it has fewer than k, it holds every message that qualifies, so one
+that leaves needs no replacement; when one leaves a full standing, the next best is unknown and the subscription is
+evaluated anew.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ MIN_CUT = 1024
 class MessageWindow:
     """A row for each message in order of arrival; rows before the oldest current one are cut off now and then.
 
-    With a TimeWindow messages may come out of order, so rows between current ones may have expired too: a message is current if
-    its time lies after `now - seconds`, where `now` is the largest time seen.
+    With a TimeWindow messages may come out of order, so rows between current ones may have expired too: a message
+    is current if its time lies after `now - seconds`, where `now` is the largest time seen.
     """
 
     def __init__(self, window: Window):

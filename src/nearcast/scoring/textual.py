@@ -3,7 +3,8 @@
 s_ids, m_ids           tokens of the subscription and of the message, ascending, without repeats
 s_weights, m_weights   the weight of each: inverse document frequencies, or unit vectors for the cosine of top-k
 
-Sums run over ascending ids, from the most frequent token to the rarest, so that every score has one value to the last bit.
+Sums run over ascending ids, from the most frequent token to the rarest, so that every score has one value to the
+last bit.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     conjunction = operand ([AND] operand)*
     operand = NOT operand | ( expression ) | "a quoted keyword" | word
 
-The operators are the upper-case words; lower-case `and` is a word like any other. A word goes through the analyzer; if it
-becomes several tokens (t-shirt), all of them are meant, and if it becomes none (a stop word), it is left out.
+The operators are the upper-case words; lower-case `and` is a word like any other. A word goes through the analyzer;
+if it becomes several tokens (t-shirt), all of them are meant, and if it becomes none (a stop word), it is left out.
 A quoted keyword is only normalised, as in a list of keywords.
 """
 

@@ -1,8 +1,9 @@
 """Cutting a whole column of UTF-8 text into chunks, without making a Python string for each.
 
-data, text_offsets             the buffers of an Arrow string column: text i is data[text_offsets[i] : text_offsets[i + 1]]
-chunk_offsets, chunk_numbers   ragged rows, one per text: which distinct chunks it consists of, in order, with repeats
-starts, sizes                  where in the data a distinct chunk was first met; distinct chunks are in order of first meeting
+data, text_offsets             the buffers of an Arrow string column: text i is data[text_offsets[i] :
+text_offsets[i + 1]] chunk_offsets, chunk_numbers   ragged rows, one per text: which distinct chunks it consists of,
+in order, with repeats starts, sizes                  where in the data a distinct chunk was first met; distinct
+chunks are in order of first meeting
 
 A chunk is either a word of ASCII characters, or a run without ASCII white space that holds other characters. The first
 kind needs nothing but lower case, given to it in place; the second goes through the analyzer as a whole and as it is,
@@ -99,9 +100,7 @@ def scan(data: Any, text_offsets: Any, classes: Any, is_lowered: bool) -> Any:
     n_distinct = 0
     for text in range(n_texts):
         end = text_offsets[text + 1]
-        start, stop, ascii_end = next_chunk(
-            data, classes, is_lowered, text_offsets[text], text_offsets[text], end
-        )
+        start, stop, ascii_end = next_chunk(data, classes, is_lowered, text_offsets[text], text_offsets[text], end)
         while start < stop:
             code = hash_bytes(data, start, stop)
             place = code & (table.size - 1)
@@ -132,7 +131,12 @@ def scan(data: Any, text_offsets: Any, classes: Any, is_lowered: bool) -> Any:
             n_chunks += 1
             start, stop, ascii_end = next_chunk(data, classes, is_lowered, stop, ascii_end, end)
         chunk_offsets[text + 1] = n_chunks
-    return chunk_offsets, chunk_numbers[:n_chunks].copy(), starts[:n_distinct].copy(), sizes[:n_distinct].copy()
+    return (
+        chunk_offsets,
+        chunk_numbers[:n_chunks].copy(),
+        starts[:n_distinct].copy(),
+        sizes[:n_distinct].copy(),
+    )
 
 
 @kernel

@@ -1,8 +1,8 @@
 """Which number does a word have, and how rare is it?
 
-A vocabulary is fitted to a sample of messages and then frozen: token -> id and document frequency, ids ordered from the most
-frequent token to the rarest. Weights never drift while it lives. Tokens that the sample did not hold are admitted at run time,
-behind the fitted ones and with a document frequency of 0.
+A vocabulary is fitted to a sample of messages and then frozen: token -> id and document frequency, ids ordered from
+the most frequent token to the rarest. Weights never drift while it lives. Tokens that the sample did not hold are
+admitted at run time, behind the fitted ones and with a document frequency of 0.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class VocabularyBuilder:
         self._frequencies = np.zeros(0, np.int64)
 
     def learn(self, sample: Any) -> VocabularyBuilder:
-        """Count a batch: an Arrow table with a column `text` or `keywords`, an Arrow column, texts, lists or messages."""
+        """Count a batch: an Arrow table with a column `text` or `keywords`, a column, texts, lists or messages."""
         for rows in _token_rows(self._numbers, sample):
             counts = np.bincount(rows.token_ids, minlength=len(self._numbers.tokens))
             counts[: self._frequencies.size] += self._frequencies

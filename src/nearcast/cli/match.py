@@ -1,0 +1,143 @@
+"""`nearcast match`: subscriptions and messages in, deliveries out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+import typer
+from rich.table import Table
+
+from nearcast import Broker
+from nearcast.cli.files import read_rows, renumbered, table_writer
+from nearcast.cli.options import (
+    MaxDist,
+    Planar,
+    VocabularyFile,
+    WindowCount,
+    WindowSeconds,
+    broker_of,
+    check_topk_has_window,
+)
+from nearcast.cli.show import compiled_kernels, output, print_rejections, progress_bar
+from nearcast.errors import RejectedRowsError, Rejection
+
+EXAMPLES = """[bold]Examples[/]
+
+nearcast match subscriptions.jsonl messages.parquet -o deliveries.parquet
+
+nearcast match subscriptions.csv messages.csv --planar 0 0 100 100 --window-count 1000 -o deliveries.csv
+
+nearcast match subscriptions.geojson messages.jsonl --vocabulary words.vocabulary --json"""
+
+
+def match(
+    subscriptions: Annotated[Path, typer.Argument(help="File of subscriptions: Parquet, CSV, JSON lines or GeoJSON.")],
+    messages: Annotated[Path, typer.Argument(help="File of messages, in order of arrival.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write: .parquet, .csv or .jsonl.")] = Path(
+        "deliveries.parquet"
+    ),
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Also write the final results of top-k and nearest subscriptions here."),
+    ] = None,
+    rejected: Annotated[Path | None, typer.Option(help="Also write the rejected rows and their reasons here.")] = None,
+    planar: Planar = None,
+    max_dist: MaxDist = None,
+    window_count: WindowCount = None,
+    window_seconds: WindowSeconds = None,
+    vocabulary: VocabularyFile = None,
+    on_error: Annotated[
+        Literal["skip", "raise"],
+        typer.Option(help="Skip bad rows and report them, or stop at the first batch that has one."),
+    ] = "skip",
+    batch_size: Annotated[
+        int,
+        typer.Option(min=1, help="Messages published at once; changes of top-k and nearest are net per batch."),
+    ] = 10_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
+) -> None:
+    """Match a file of messages against a file of subscriptions and write the deliveries."""
+    broker = broker_of(planar, max_dist, window_count, window_seconds, vocabulary)
+    subscription_rows, message_rows = read_rows(subscriptions), read_rows(messages)
+    check_topk_has_window(subscription_rows.table, broker)
+    rejections = {"subscriptions": [*subscription_rows.rejections], "messages": [*message_rows.rejections]}
+    with compiled_kernels(is_quiet=as_json):
+        _, bad = broker.subscribe(subscription_rows.table, on_error="skip")
+    rejections["subscriptions"] += renumbered(bad, subscription_rows.numbers)
+    started = time.perf_counter()
+    n_deliveries = 0
+    with progress_bar(is_quiet=as_json) as bar:
+        task = bar.add_task("matching", total=message_rows.table.num_rows, note="")
+        # Even an empty file is published once: its columns are checked, and the deliveries get their types.
+        starts = range(0, max(message_rows.table.num_rows, 1), batch_size)
+        batches = (message_rows.table.slice(start, batch_size) for start in starts)
+        with ExitStack() as stack:
+            write = None
+            for start, batch in zip(starts, batches, strict=True):
+                deliveries, bad = broker.publish_batch(batch, on_error="skip")
+                rejections["messages"] += renumbered(bad, message_rows.numbers[start:])
+                if on_error == "raise" and any(rejections.values()):
+                    raise RejectedRowsError(rejections["subscriptions"] + rejections["messages"])
+                write = write or stack.enter_context(table_writer(out, deliveries.schema))
+                write(deliveries)
+                n_deliveries += deliveries.num_rows
+                bar.update(task, advance=batch.num_rows, note=f"{n_deliveries:,} deliveries")
+    seconds = time.perf_counter() - started
+    if results is not None:
+        _write_results(results, broker, deliveries.schema)
+    if rejected is not None:
+        _write_rejections(rejected, rejections)
+    stats = broker.stats()
+    summary = {
+        "subscriptions": stats.subscriptions,
+        "by_kind": stats.by_kind,
+        "messages": stats.messages,
+        "deliveries": n_deliveries,
+        "rejected_subscriptions": len(rejections["subscriptions"]),
+        "rejected_messages": len(rejections["messages"]),
+        "seconds": round(seconds, 3),
+        "messages_per_second": round(stats.messages / seconds),
+        "out": str(out),
+    }
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    for what, rows in rejections.items():
+        print_rejections(what, rows)
+    _print_summary(summary)
+
+
+def _write_results(path: Path, broker: Broker, schema: pa.Schema) -> None:
+    """Write the final results, best first; their `change` is always +1."""
+    with table_writer(path, schema) as write:
+        for subscription_id in broker.ids("topk") + broker.ids("nearest"):
+            rows = [asdict(delivery) for delivery in broker.results(subscription_id)]
+            write(pa.Table.from_pylist(rows, schema))
+
+
+def _write_rejections(path: Path, rejections: Mapping[str, list[Rejection]]) -> None:
+    rows = [
+        {"file": what, "row": row.row, "id": None if row.id is None else str(row.id), "reason": row.reason}
+        for what, rejected in rejections.items()
+        for row in rejected
+    ]
+    schema = pa.schema([("file", pa.string()), ("row", pa.int64()), ("id", pa.string()), ("reason", pa.string())])
+    with table_writer(path, schema) as write:
+        write(pa.Table.from_pylist(rows, schema))
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in summary["by_kind"].items() if count)
+    table.add_row("subscriptions", f"{summary['subscriptions']:,}" + (f" ({kinds})" if kinds else ""))
+    table.add_row("messages", f"{summary['messages']:,}")
+    table.add_row("deliveries", f"{summary['deliveries']:,} in {summary['out']}")
+    table.add_row("throughput", f"{summary['messages_per_second']:,} messages/s ({summary['seconds']:.2f} s)")
+    output.print(table, highlight=False)

@@ -1,0 +1,63 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+import nearcast as nc
+from nearcast.errors import NearcastError
+
+Planar = Annotated[
+    tuple[float, float, float, float] | None,
+    typer.Option(
+        "--planar",
+        metavar="MIN_X MIN_Y MAX_X MAX_Y",
+        help="Points lie in a plane with these bounds; without it they are longitude and latitude.",
+    ),
+]
+MaxDist = Annotated[
+    float | None,
+    typer.Option(help="Distance at which the similarity of places reaches 0; metres if geographic."),
+]
+WindowCount = Annotated[int | None, typer.Option(help="Answer top-k and nearest from this many most recent messages.")]
+WindowSeconds = Annotated[
+    float | None, typer.Option(help="Answer top-k and nearest from the messages of the last seconds.")
+]
+VocabularyFile = Annotated[
+    Path | None,
+    typer.Option("--vocabulary", help="Word weights, as written by `nearcast fit`; else every word weighs the same."),
+]
+
+
+def broker_of(
+    planar: tuple[float, float, float, float] | None,
+    max_dist: float | None,
+    window_count: int | None,
+    window_seconds: float | None,
+    vocabulary: Path | None,
+) -> nc.Broker:
+    """Return the broker that the options describe."""
+    if window_count is not None and window_seconds is not None:
+        raise NearcastError("--window-count and --window-seconds are both given; a broker has one window")
+    window: nc.CountWindow | nc.TimeWindow | None = None
+    if window_count is not None:
+        window = nc.CountWindow(window_count)
+    elif window_seconds is not None:
+        window = nc.TimeWindow(window_seconds)
+    space: nc.Planar | nc.Geographic
+    if planar is not None:
+        space = nc.Planar(*planar) if max_dist is None else nc.Planar(*planar, max_dist=max_dist)
+    else:
+        space = nc.Geographic() if max_dist is None else nc.Geographic(max_dist)
+    return nc.Broker(space=space, vocabulary=nc.Vocabulary.open(vocabulary) if vocabulary else None, window=window)
+
+
+def check_topk_has_window(subscriptions: pa.Table, broker: nc.Broker) -> None:
+    """Raise if there are top-k subscriptions and nothing to answer them from."""
+    kinds = subscriptions["kind"].to_pylist() if "kind" in subscriptions.schema.names else []
+    if broker.window is None and "topk" in kinds:
+        raise NearcastError("topk subscriptions need a window; give --window-count or --window-seconds")

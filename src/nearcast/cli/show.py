@@ -1,0 +1,77 @@
+"""What commands print, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+import nearcast as nc
+
+output = Console()
+errors = Console(stderr=True)
+MAX_SHOWN_REJECTIONS = 5
+
+
+def progress_bar(*, is_quiet: bool = False) -> Progress:
+    """Return a progress bar on the error stream, so that results can be piped."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=errors,
+        transient=True,
+        disable=is_quiet,
+    )
+
+
+@contextmanager
+def compiled_kernels(*, is_quiet: bool = False) -> Iterator[None]:
+    """Have the kernels ready inside the block; the first run on a machine compiles them and says so."""
+    note = "Getting the kernels ready (compiled on the first run, about half a minute; then cached) ..."
+    with nullcontext() if is_quiet else errors.status(note):
+        warm_up()
+    yield
+
+
+def warm_up() -> None:
+    """Run every kernel once."""
+    broker = nc.Broker(window=nc.CountWindow(2))
+    broker.subscribe(nc.Boolean("a", "tea NOT milk", within=nc.Circle(0, 0, 1)))
+    broker.subscribe(nc.Similar("b", "tea", at=(0, 0)))
+    broker.subscribe(nc.TopK("c", "tea", at=(0, 0)))
+    broker.subscribe(nc.Nearest("d", "tea", at=(0, 0)))
+    broker.publish_batch([nc.Message("m", 0, 0, "tea time"), nc.Message("n", 0, 0, "")])
+    broker.explain("b", nc.Message("o", 0, 0, ["tea"]))
+
+
+def print_rejections(what: str, rejections: Sequence[nc.Rejection]) -> None:
+    """Print how many rows were rejected and the first reasons."""
+    if not rejections:
+        return
+    rows = "1 row was" if len(rejections) == 1 else f"{len(rejections):,} rows were"
+    errors.print(f"[yellow]{what}: {rows} rejected[/]")
+    for row in rejections[:MAX_SHOWN_REJECTIONS]:
+        errors.print(f"  row {row.row}, id {escape(repr(row.id))}: {escape(row.reason)}", highlight=False)
+    if len(rejections) > MAX_SHOWN_REJECTIONS:
+        errors.print(f"  ... and {len(rejections) - MAX_SHOWN_REJECTIONS:,} more; --rejected FILE writes all")
+
+
+def shortened(text: Any, width: int = 70) -> str:
+    """Return a text on one line of limited width, safe to print as markup."""
+    line = " ".join(str(text).split())
+    return escape(line if len(line) <= width else line[: width - 1] + "…")
