@@ -53,7 +53,7 @@ NAMED = [
     {
         "id": "di",
         "kind": "nearest",
-        "expression": "coffee espresso cafe",
+        "expression": "pizza burger restaurant",
         "lon": -111.89,
         "lat": 40.76,
         "k": 3,

@@ -274,14 +274,17 @@ class Broker:
         slot = self._book.slot(subscription_id)
         columns = self._message_columns(self._checked_message(message))
         pair = Pairs(np.zeros(1, np.int64), np.array([slot]))
+        match = self._book.matches(pair, columns)
+        keeps_results = self._book.columns.ks[slot] > 0
         return explanation(
             subscription_id=subscription_id,
             message_id=message.id,
             subscription=taken(self._book.columns, pair.slots),
             polygon=self._book.polygons[slot],
             message=columns,
-            match=self._book.matches(pair, columns),
-            standing=self._feeds.entries(slot) if self._book.columns.ks[slot] else [],
+            match=match,
+            entry=self._feeds.entry(match, columns, message.id) if keeps_results and match.rows.size else None,
+            standing=self._feeds.entries(slot) if keeps_results else [],
             vocabulary=self.vocabulary,
             space=self.space,
         )

@@ -99,6 +99,9 @@ class RawMessages(NamedTuple):
 
 def messages_to_table(messages: Sequence[Message]) -> pa.Table:
     """Return messages as an Arrow table."""
+    for message in messages:
+        if not isinstance(message, Message):
+            raise NearcastError(f"messages holds {message!r}; every one must be a Message, or give an Arrow table")
     texts = [m.text if isinstance(m.text, str) else None for m in messages]
     keywords = [None if isinstance(m.text, str) else m.text for m in messages]
     columns: dict[str, Any] = {

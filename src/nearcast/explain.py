@@ -53,11 +53,15 @@ def explanation(
     polygon: Any,
     message: MessageColumns,
     match: Matches,
+    entry: Entry | None,
     standing: Sequence[Entry],
     vocabulary: Vocabulary,
     space: Space,
 ) -> Explanation:
-    """Explain one pair; `subscription` and `message` are columns of a single row, `match` its verification."""
+    """Explain one pair; `subscription` and `message` are columns of a single row, `match` their verification.
+
+    `entry` is what the message would add to the results of a top-k or nearest subscription, `standing` those results.
+    """
     case = _Case(subscription, polygon, message, vocabulary, space)
     kind = subscription.kinds[0]
     is_match = match.rows.size > 0
@@ -68,22 +72,10 @@ def explanation(
     elif not is_match:
         checks = [Check(False, case.shared_words())]
     else:
-        score, away = float(match.scores[0]), float(match.distances[0])
         checks = [Check(True, case.shared_words())]
-        checks += case.top_score(score) if kind == TOPK else []
-        k = int(subscription.ks[0])
-        rank = next((i for i, entry in enumerate(standing, 1) if entry.message == message_id), None)
-        measure = f"score {score:.4f}" if kind == TOPK else f"distance {case.length(away)}"
-        if rank is not None:
-            checks.append(Check(True, f"{measure}: it is number {rank} of the best {k} now"))
-        elif len(standing) < k:
-            checks.append(Check(True, f"{measure}: only {len(standing)} of {k} places are taken"))
-        else:
-            last = standing[-1]
-            is_match = score >= last.score if kind == TOPK else away < last.distance
-            bar = f"{last.score:.4f}" if kind == TOPK else case.length(last.distance)
-            verdict = "is better than" if is_match else "does not beat"
-            checks.append(Check(is_match, f"{measure}: it {verdict} number {k} of the best {k}, which has {bar}"))
+        checks += case.top_score(float(match.scores[0])) if kind == TOPK else []
+        checks.append(case.rank(entry, standing))
+        is_match = checks[-1].is_met
     return Explanation(subscription_id, message_id, KINDS[kind], is_match, tuple(checks))
 
 
@@ -190,6 +182,29 @@ class _Case:
         near = self._near()
         formula = f"{weight:g} × {near:.4f} (place) + {1 - weight:g} × {alike:.4f} (words) = {score:.4f}"
         return [self._distance_check(near), Check(True, formula)]
+
+    def rank(self, entry: Entry | None, standing: Sequence[Entry]) -> Check:
+        """Check the place of a message among the results."""
+        if entry is None:
+            return Check(False, "it is older than the window")
+        k = int(self.s.ks[0])
+        ranks = [i for i, other in enumerate(standing, 1) if other.message == entry.message]
+        if ranks:
+            return Check(True, f"{self._measure(entry)}: it is number {ranks[0]} of the best {k} now")
+        if len(standing) < k:
+            return Check(True, f"{self._measure(entry)}: only {len(standing)} of {k} places are taken")
+        last = standing[-1]
+        is_better = entry.key < last.key
+        verdict = "is better than" if is_better else "does not beat"
+        return Check(
+            is_better,
+            f"{self._measure(entry)}: it {verdict} number {k} of the best {k}, which has {self._measure(last)}",
+        )
+
+    def _measure(self, entry: Entry) -> str:
+        if self.s.kinds[0] == TOPK:
+            return f"score {entry.score:.4f}"
+        return f"distance {self.length(entry.distance)}"
 
     def _near(self) -> float:
         return spatial_similarity(self._away(), self.space.max_dist)

@@ -39,10 +39,19 @@ MAX_SECONDS = 9e12
 # --- checks, each naming the field, the value and what would be right
 
 
+def checked_unicode(name: str, value: str) -> str:
+    """Return a string that has a UTF-8 form: one without half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise NearcastError(f"{name} is {_shortened(value)}; it must be valid Unicode ({error.reason})") from None
+    return value
+
+
 def checked_id(value: Any) -> Id:
     """Return `value` as an id: a string, or an integer of 64 bits."""
     if isinstance(value, str):
-        return value
+        return checked_unicode("id", value)
     number = _integer(value)
     if number is None or not -INT64_MAX - 1 <= number <= INT64_MAX:
         raise NearcastError(f"id is {value!r}; it must be a string or a 64-bit integer")
@@ -52,12 +61,13 @@ def checked_id(value: Any) -> Id:
 def checked_words(name: str, value: Any) -> str | tuple[str, ...]:
     """Return a text as it is, and a sequence of keywords as a tuple."""
     if isinstance(value, str):
-        return value
+        return checked_unicode(name, value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         words = tuple(value)
         for word in words:
             if not isinstance(word, str):
                 raise NearcastError(f"{name} holds {word!r}; every keyword must be a string")
+            checked_unicode(name, word)
         return words
     raise NearcastError(f"{name} is {value!r}; it must be a string or a list of keywords")
 

@@ -58,7 +58,7 @@ def doctor() -> None:
         output.print(f"[red]Nearcast will not run properly: {', '.join(broken)}.[/]")
         raise typer.Exit(1)
     if optional:
-        output.print(f"The embedded engine is ready; for the Spark pipeline see {', '.join(optional)}.")
+        output.print(f"The engine is ready; look at {', '.join(optional)} when you have the time.")
     else:
         output.print("[green]Everything is ready.[/]")
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from nearcast.columns import TIMESTAMP, id_array
 from nearcast.errors import NearcastError, Rejection
-from nearcast.model import checked_id, checked_time
+from nearcast.model import checked_id, checked_time, checked_unicode, checked_words
 
 FORMATS = ".parquet, .csv, .jsonl (or .ndjson), .geojson; .csv and .jsonl also with .gz"
 NUMBERS = (
@@ -187,9 +187,11 @@ def _checked_row(row: Any) -> dict[str, Any]:
             _check(is_number, name, value, "a number")
         elif name in STRINGS:
             _check(value is None or isinstance(value, str), name, value, "a string")
+            value = value and checked_unicode(name, value)
         elif name == "keywords":
             is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
             _check(value is None or is_list, name, value, "a list of strings")
+            value = value and list(checked_words(name, value))
         elif name in TIMES:
             value = _microseconds(name, value)
         elif name == "region":

@@ -57,6 +57,13 @@ class Feeds:
         """Return the results of a subscription, the best first."""
         return self._standings.entries(int(self._book.columns.orders[slot]))
 
+    def entry(self, found: Matches, message: MessageColumns, message_id: Id) -> Entry | None:
+        """Return the entry that a single matching message would make now; None if it came too late."""
+        if self.window and self.window.is_late(message)[0]:
+            return None
+        [(_, entry)] = self._entries(found, message, [message_id])
+        return entry
+
     def publish(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> list[FeedChange]:
         """Take in a batch of messages and what they match; return the net changes."""
         left = self.window.append(messages, ids) if self.window else set()

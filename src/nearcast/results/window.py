@@ -54,6 +54,12 @@ class MessageWindow:
             return rows[self.columns.times[rows] > self._horizon]
         return rows
 
+    def is_late(self, messages: MessageColumns) -> Any:
+        """Whether each message would be outside the window at once."""
+        if isinstance(self.window, TimeWindow):
+            return messages.times <= self._horizon
+        return np.zeros(messages.x.size, bool)
+
     def recency(self, messages: MessageColumns) -> Any:
         """Return what makes a message newer than another: its time in a TimeWindow, else its arrival."""
         return messages.times if isinstance(self.window, TimeWindow) else messages.arrivals

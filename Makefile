@@ -1,0 +1,78 @@
+# `make run` and `make test` do all set-up; `make help` lists the rest.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
+TEST_CACHE := .venv/test-kernels
+
+.PHONY: help run demo setup test test-compiled test-nojit lint check format soak bench-text lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: .venv/run.done  ## set up if needed, and run the whole engine on the bundled sample
+	@$(BIN)/nearcast demo
+
+demo: run
+
+setup: .venv/dev.done  ## create .venv with everything for development
+
+test: test-compiled test-nojit  ## set up if needed, and run all tests: compiled, then with the JIT off
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+
+check: lint test  ## what must pass before a change lands
+
+test-compiled: .venv/dev.done
+	@rm -rf $(TEST_CACHE) .coverage .coverage.*
+	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/coverage run --parallel-mode -m pytest
+
+test-nojit: .venv/dev.done  ## the tests of kernels again, as plain Python
+	HYPOTHESIS_PROFILE=nojit NUMBA_DISABLE_JIT=1 $(BIN)/coverage run --parallel-mode -m pytest -m kernels tests
+
+lint: .venv/dev.done  ## style, types and the direction of imports
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev.done  ## put the code into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+soak: .venv/dev.done  ## thousands of generated scenarios of every kind against the oracle; takes about 10 minutes
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/contract
+
+bench-text: .venv/dev.done  ## how many tokens a second the analyzer reads
+	$(BIN)/python benchmarks/bench_text.py
+
+lock: .venv/dev.done  ## resolve requirements/*.txt anew
+	$(PIP) install uv
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+		--group build pyproject.toml -o requirements/run.txt
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+		--group dev -c requirements/run.txt pyproject.toml -o requirements/dev.txt
+
+clean:  ## remove everything that was made
+	rm -rf .venv .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed; none was found (or set PYTHON=...)" >&2; exit 1; }
+	@echo "Creating .venv with $(PYTHON) ..."
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+		echo "$(PYTHON) cannot create a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+.venv/run.done: requirements/run.txt pyproject.toml | .venv/bin/python
+	@echo "Installing the locked packages ..."
+	@test -e .venv/dev.done || $(PIP) install --require-hashes -r requirements/run.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/dev.done: requirements/dev.txt pyproject.toml | .venv/bin/python
+	@echo "Installing the locked packages, those for development included ..."
+	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@ .venv/run.done

@@ -1,0 +1,96 @@
+"""A saved broker is read back whole or refused; never a crash, never a wrong answer."""
+
+import json
+
+import pytest
+
+import nearcast as nc
+from nearcast.storage import MANIFEST
+
+
+def busy_broker():
+    broker = nc.Broker(
+        space=nc.Planar(0, 0, 10, 10),
+        vocabulary=nc.Vocabulary.fit(["tea cake", "tea"], analyzer=nc.Analyzer(stem="english")),
+        window=nc.TimeWindow(10),
+    )
+    broker.subscribe(nc.Boolean("b", "tea OR NOT cake", within=nc.Polygon("POLYGON ((0 0, 4 0, 0 4, 0 0))")))
+    broker.subscribe(nc.Similar("s", "tea", at=(1, 1), similarity="dice"))
+    broker.subscribe(nc.TopK("t", "teas", at=(1, 1), k=2))
+    broker.subscribe(nc.Nearest("n", "tea pot", at=(1, 1), k=2))
+    broker.publish_batch([nc.Message(i, i, 1, "tea " * i, ts=i) for i in range(10)])
+    return broker
+
+
+def test_a_reopened_broker_goes_on_as_the_first_would(tmp_path):
+    first = busy_broker()
+    first.save(tmp_path / "state")
+    second = nc.Broker.open(tmp_path / "state")
+    assert (second.space, second.window, second.vocabulary.version) == (
+        first.space,
+        first.window,
+        first.vocabulary.version,
+    )
+    assert second.ids() == first.ids()
+    for message in [nc.Message(100, 1, 1, "tea", ts=3), nc.Message(101, 1, 1, "tea pot", ts=15)]:
+        assert first.publish(message) == second.publish(message)
+    assert [first.results(i) for i in "tn"] == [second.results(i) for i in "tn"]
+    with pytest.raises(nc.NearcastError, match="the message ids of this broker are of type int64"):
+        second.publish(nc.Message("a", 1, 1, "tea", ts=16))
+
+
+def test_saving_again_replaces_the_state(tmp_path):
+    broker = busy_broker()
+    broker.save(tmp_path)
+    broker.unsubscribe("t")
+    broker.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, "state-000002"]
+    assert nc.Broker.open(tmp_path).ids() == ["b", "s", "n"]
+
+
+def test_every_kind_of_damage_is_noticed(tmp_path):
+    busy_broker().save(tmp_path)
+    files = [tmp_path / MANIFEST, *(tmp_path / "state-000001").iterdir()]
+    assert len(files) > 20
+    for file in files:
+        good = file.read_bytes()
+        flipped = bytearray(good)
+        flipped[len(good) // 2] ^= 0xFF
+        for bad in (b"", good[:-1], good[: len(good) // 2], bytes(flipped), good + b"x"):
+            if bad != good:
+                file.write_bytes(bad)
+                with pytest.raises(nc.StorageError):
+                    nc.Broker.open(tmp_path)
+        file.unlink()
+        with pytest.raises(nc.StorageError):
+            nc.Broker.open(tmp_path)
+        file.write_bytes(good)
+    assert len(nc.Broker.open(tmp_path)) == 4
+
+
+def test_foreign_folders_are_refused(tmp_path):
+    with pytest.raises(nc.StorageError, match="holds no saved broker"):
+        nc.Broker.open(tmp_path / "nowhere")
+    (tmp_path / "diary.txt").write_text("dear diary")
+    with pytest.raises(nc.StorageError, match="holds other files; a state needs a folder of its own"):
+        busy_broker().save(tmp_path)
+    with pytest.raises(nc.StorageError, match=r"diary.txt is a file; a state needs a folder"):
+        busy_broker().save(tmp_path / "diary.txt")
+    busy_broker().save(tmp_path / "state")
+    manifest = json.loads((tmp_path / "state" / MANIFEST).read_text())
+    (tmp_path / "state" / MANIFEST).write_text(json.dumps(manifest | {"format": "nearcast-state-9"}))
+    with pytest.raises(nc.StorageError, match="format 'nearcast-state-9'; this version reads 'nearcast-state-1'"):
+        nc.Broker.open(tmp_path / "state")
+
+
+def test_an_unfinished_save_leaves_the_old_state(tmp_path, monkeypatch):
+    broker = busy_broker()
+    broker.save(tmp_path)
+    broker.unsubscribe("b")
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("the power went out")))
+        with pytest.raises(OSError, match="the power went out"):
+            broker.save(tmp_path)
+    assert "b" in nc.Broker.open(tmp_path)
+    broker.save(tmp_path)
+    assert "b" not in nc.Broker.open(tmp_path)

@@ -1,0 +1,100 @@
+"""A vocabulary counts, orders and weighs words, and is the same after it was saved."""
+
+import math
+
+import pyarrow as pa
+import pytest
+
+import nearcast as nc
+
+TEXTS = ["Rain in Oslo", "rain, rain and wind", "sunshine", ""]
+
+
+def test_every_form_of_sample_gives_the_same_vocabulary():
+    words = [["rain", "in", "oslo"], ["rain", "rain", "and", "wind"], ["sunshine"], []]
+    texts = pa.array(TEXTS)
+    builder = nc.VocabularyBuilder()
+    builder.learn(TEXTS[:1]).learn(pa.table({"text": texts[1:]}))
+    samples = [
+        TEXTS,
+        words,
+        iter(TEXTS),
+        texts,
+        pa.chunked_array([texts[:2], texts[2:]]),
+        pa.array(words),
+        pa.table({"id": [1, 2, 3, 4], "text": texts}),
+        pa.table({"keywords": pa.array(words)}).to_batches()[0],
+        [pa.table({"text": texts[:3]}), pa.table({"text": texts[3:]})],
+        [nc.Message(i, 0, 0, text) for i, text in enumerate(TEXTS)],
+    ]
+    versions = {nc.Vocabulary.fit(sample).version for sample in samples} | {builder.freeze().version}
+    assert len(versions) == 1
+
+
+def test_ids_run_from_the_most_frequent_token_to_the_rarest():
+    vocabulary = nc.Vocabulary.fit(TEXTS)
+    assert [vocabulary.token(i) for i in range(len(vocabulary))] == ["rain", "and", "in", "oslo", "sunshine", "wind"]
+    assert [vocabulary.document_frequency(word) for word in ("rain", "oslo", "snow")] == [2, 1, 0]
+    assert vocabulary.weight("rain") == math.log(1 + 4 / 2)
+    assert vocabulary.weight("snow") == vocabulary.weight("oslo") == math.log(1 + 4 / 1)
+
+
+def test_unseen_tokens_are_admitted_behind_the_fitted_ones():
+    vocabulary = nc.Vocabulary.fit(TEXTS)
+    version = vocabulary.version
+    rows = vocabulary.of_texts(pa.array(["snow in oslo", "snow hail"]))
+    assert [vocabulary.id_of(word) for word in ("snow", "hail", "fog")] == [6, 7, None]
+    assert rows.token_ids.tolist() == [2, 3, 6, 6, 7]
+    assert (vocabulary.version, vocabulary.n_fitted, len(vocabulary)) == (version, 6, 8)
+    assert vocabulary.weights(rows.token_ids).tolist() == [math.log(5)] * 5
+
+
+def test_an_empty_vocabulary_weighs_all_words_the_same():
+    assert nc.Vocabulary().weight("anything") == math.log(2)
+    assert nc.Vocabulary.fit([]).version == nc.Vocabulary().version
+
+
+def test_the_version_tells_content_and_analyzer_apart():
+    versions = [
+        nc.Vocabulary.fit(TEXTS).version,
+        nc.Vocabulary.fit(TEXTS[:3]).version,
+        nc.Vocabulary.fit(TEXTS, analyzer=nc.Analyzer(casefold=False)).version,
+        nc.Vocabulary.fit(TEXTS, analyzer=nc.Analyzer(stop_words=["x"])).version,
+    ]
+    assert len(set(versions)) == 4
+
+
+def test_save_and_open(tmp_path):
+    analyzer = nc.Analyzer(stem="english", stop_words="english")
+    vocabulary = nc.Vocabulary.fit([*TEXTS, "北京 🙂 café"], analyzer=analyzer)
+    vocabulary.admit("new york")
+    vocabulary.save(tmp_path / "v")
+    opened = nc.Vocabulary.open(tmp_path / "v")
+    assert repr(opened) == repr(vocabulary)
+    assert opened.analyzer == analyzer
+    assert opened.id_of("new york") == vocabulary.id_of("new york")
+    assert [f.name for f in tmp_path.iterdir()] == ["v"]
+
+
+def test_damaged_files_are_refused(tmp_path):
+    path = tmp_path / "v"
+    with pytest.raises(nc.StorageError, match="does not exist"):
+        nc.Vocabulary.open(path)
+    nc.Vocabulary.fit(TEXTS).save(path)
+    good = path.read_bytes()
+    for bad in (b"", b"hello", good[: len(good) // 2], good[:-1]):
+        path.write_bytes(bad)
+        with pytest.raises(nc.StorageError, match=r"damaged|no vocabulary"):
+            nc.Vocabulary.open(path)
+    path.write_bytes(good.replace(b"sunshine", b"moonbeam"))
+    with pytest.raises(nc.StorageError, match="does not fit its version"):
+        nc.Vocabulary.open(path)
+
+
+def test_a_string_or_a_table_without_words_is_no_sample():
+    with pytest.raises(nc.NearcastError, match="the sample is one string"):
+        nc.Vocabulary.fit("rain in oslo")
+    with pytest.raises(nc.NearcastError, match="the sample has columns a; it needs 'text' or 'keywords'"):
+        nc.Vocabulary.fit(pa.table({"a": [1]}))
+    with pytest.raises(nc.NearcastError, match="sample is 7; it must be a string or a list of keywords"):
+        nc.Vocabulary.fit([7])
