@@ -51,6 +51,22 @@ def test_regions_hold_the_points_that_the_oracle_says(data, space):
     assert is_in_region(space, region, *point) == oracle.is_in_region(space, region, point)
 
 
+def test_the_antimeridian_and_the_poles_are_one_place_from_every_side():
+    space = nc.Geographic()
+    spans = [(170, 180), (-180, -170), (179.5, -179.5), (180, -180), (-180, 180), (180, 180), (-1, 1), (1, -1)]
+    bands = [(-90, -45), (-90, 90), (45, 90), (90, 90), (-1, 1), (89.5, 89.999999)]
+    regions = [nc.Box(west, south, east, north) for west, east in spans for south, north in bands]
+    regions += [nc.Polygon(wkt) for wkt in strategies.GEOGRAPHIC_POLYGONS]
+    regions += [nc.Circle(x, y, r) for x in (180, 0) for y in (0, 89.5, -90) for r in (1, 111_195, 9_000_000)]
+    for region in regions:
+        boxes = cover(True, *shape_and_numbers(space, region)).tolist()
+        for x in strategies.LONGITUDES:
+            for y in strategies.LATITUDES:
+                is_inside = is_in_region(space, region, x, y)
+                assert is_inside == oracle.is_in_region(space, region, (x, y)), (region, x, y)
+                assert not is_inside or any(b[0] <= x <= b[2] and b[1] <= y <= b[3] for b in boxes), (region, x, y)
+
+
 @given(data=st.data(), space=strategies.spaces)
 def test_a_cover_holds_every_point_of_its_region(data, space):
     region = data.draw(strategies.regions(space))
