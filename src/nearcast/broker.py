@@ -269,8 +269,11 @@ class Broker:
             for entry in self._feeds.entries(slot)
         ]
 
-    def explain(self, subscription_id: Id, message: Message) -> Explanation:
-        """Tell why a message does or would reach a subscription, or not, as things stand; nothing is published."""
+    def explain(self, subscription_id: Id, message: Message, *, is_published: bool = False) -> Explanation:
+        """Tell why a message would reach a subscription, or not, if it were published now; nothing is published.
+
+        With `is_published` it is the message with this id that was published: is it in the results now, and why?
+        """
         slot = self._book.slot(subscription_id)
         columns = self._message_columns(self._checked_message(message))
         pair = Pairs(np.zeros(1, np.int64), np.array([slot]))
@@ -283,8 +286,9 @@ class Broker:
             polygon=self._book.polygons[slot],
             message=columns,
             match=match,
-            entry=self._feeds.entry(match, columns, message.id) if keeps_results and match.rows.size else None,
+            entry=self._feeds.entry(match, columns, message.id, is_published) if keeps_results else None,
             standing=self._feeds.entries(slot) if keeps_results else [],
+            is_published=is_published,
             vocabulary=self.vocabulary,
             space=self.space,
         )

@@ -169,11 +169,11 @@ def kept_messages(raw: RawMessages, rows: Any) -> RawMessages:
 def _checked_texts(texts: Any, keywords: Any, problems: _Problems) -> tuple[Any, Any]:
     if texts is not None and pa.types.is_null(texts.type):
         texts = texts.cast(pa.string())
-    if texts is not None and not _is_string(texts.type):
+    if texts is not None and not is_string(texts.type):
         raise NearcastError(f"column 'text' has type {texts.type}; it must be string")
     if keywords is not None and pa.types.is_null(keywords.type):
         keywords = keywords.cast(pa.list_(pa.string()))
-    if keywords is not None and not (_is_list(keywords.type) and _is_string(keywords.type.value_type)):
+    if keywords is not None and not (_is_list(keywords.type) and is_string(keywords.type.value_type)):
         raise NearcastError(f"column 'keywords' has type {keywords.type}; it must be list<string>")
     if texts is None:
         problems.add(_nulls(keywords), "keywords are missing")
@@ -257,11 +257,12 @@ def subscription_of_row(row: Mapping[str, Any]) -> Subscription:
     """Return the subscription that a row describes; a missing value is absent from the mapping."""
     kind = checked_choice("kind", _needed(row, "kind"), KINDS)
     subscription_id = checked_id(_needed(row, "id"))
-    if "keywords" in row and ("expression" in row or "text" in row):
-        raise NearcastError("expression and keywords are both given; one of them must be null")
-    words = row.get("keywords", row.get("expression", row.get("text")))
-    if words is None:
+    given = [name for name in ("expression", "text", "keywords") if name in row]
+    if not given:
         raise NearcastError("expression is missing; it must be words, or keywords must be given")
+    if len(given) > 1:
+        raise NearcastError(f"{given[0]} and {given[1]} are both given; one of them must be null")
+    words = row[given[0]]
     if kind == "boolean":
         return Boolean(subscription_id, words, within=_region_of_row(row))
     at = (_needed(row, "x", "lon"), _needed(row, "y", "lat"))
@@ -279,7 +280,8 @@ def subscription_of_row(row: Mapping[str, Any]) -> Subscription:
 
 def _region_of_row(row: Mapping[str, Any]) -> Region:
     corners = ("min_x", "min_y", "max_x", "max_y")
-    given = [name for name in ("region", "min_x", "radius") if name in row]
+    given = [name for name in ("region", "radius") if name in row]
+    given += [name for name in corners if name in row][:1]
     if len(given) > 1:
         raise NearcastError(f"{' and '.join(given)} are both given; a region is one of WKB, box or radius")
     if "region" in row:
@@ -354,7 +356,7 @@ def id_column(table: pa.Table) -> pa.Array:
     ids = table["id"].combine_chunks()
     if pa.types.is_dictionary(ids.type):
         ids = ids.dictionary_decode()
-    if pa.types.is_null(ids.type) or _is_string(ids.type):
+    if pa.types.is_null(ids.type) or is_string(ids.type):
         return ids.cast(pa.string())
     if pa.types.is_integer(ids.type):
         try:
@@ -396,7 +398,7 @@ def time_column(table: pa.Table, name: str) -> tuple[Any, Any]:
         micros = pc.round(pc.multiply(good.cast(pa.float64()), MICROSECONDS)).cast(pa.int64())
     else:
         micros = pc.multiply(good.cast(pa.int64()), MICROSECONDS)
-    return pc.fill_null(micros, NO_TIME).to_numpy(zero_copy_only=False), is_bad
+    return pc.fill_null(micros, NO_TIME).to_numpy(zero_copy_only=False).copy(), is_bad
 
 
 class _Problems:
@@ -423,7 +425,12 @@ def _check_columns(what: str, table: pa.Table, needed: Mapping[str, str]) -> Non
     if missing:
         present = ", ".join(table.schema.names) or "no columns"
         raise NearcastError(f"{what} have the columns {present}; they also need {', '.join(missing)}")
-    repeated = [name for name in table.schema.names if table.schema.names.count(name) > 1]
+    check_column_names(what, table.schema)
+
+
+def check_column_names(what: str, schema: pa.Schema) -> None:
+    """Raise if two columns have the same name."""
+    repeated = [name for name in schema.names if schema.names.count(name) > 1]
     if repeated:
         raise NearcastError(f"{what} have several columns named {repeated[0]!r}; names must be unique")
 
@@ -442,10 +449,12 @@ def _nulls(column: Any) -> Any:
 
 
 def _floats(column: Any) -> Any:
-    return pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False)
+    # A copy, for arrays of Arrow are read-only, and kernels would be compiled for both kinds.
+    return pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False).copy()
 
 
-def _is_string(kind: pa.DataType) -> bool:
+def is_string(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds strings, encoded one way or another."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)

@@ -55,6 +55,7 @@ def explanation(
     match: Matches,
     entry: Entry | None,
     standing: Sequence[Entry],
+    is_published: bool,
     vocabulary: Vocabulary,
     space: Space,
 ) -> Explanation:
@@ -74,7 +75,7 @@ def explanation(
     else:
         checks = [Check(True, case.shared_words())]
         checks += case.top_score(float(match.scores[0])) if kind == TOPK else []
-        checks.append(case.rank(entry, standing))
+        checks.append(case.rank(entry, standing, is_published))
         is_match = checks[-1].is_met
     return Explanation(subscription_id, message_id, KINDS[kind], is_match, tuple(checks))
 
@@ -183,18 +184,25 @@ class _Case:
         formula = f"{weight:g} × {near:.4f} (place) + {1 - weight:g} × {alike:.4f} (words) = {score:.4f}"
         return [self._distance_check(near), Check(True, formula)]
 
-    def rank(self, entry: Entry | None, standing: Sequence[Entry]) -> Check:
+    def rank(self, entry: Entry | None, standing: Sequence[Entry], is_published: bool) -> Check:
         """Check the place of a message among the results."""
         if entry is None:
-            return Check(False, "it is older than the window")
+            return Check(False, "it is not in the window any more" if is_published else "it is older than the window")
         k = int(self.s.ks[0])
-        ranks = [i for i, other in enumerate(standing, 1) if other.message == entry.message]
+        is_known = entry.arrival in [other.arrival for other in standing]
+        ranks = [
+            i
+            for i, other in enumerate(standing, 1)
+            if other.arrival == entry.arrival or (not is_known and other.message == entry.message)
+        ]
         if ranks:
             return Check(True, f"{self._measure(entry)}: it is number {ranks[0]} of the best {k} now")
+        if len(standing) < k and is_published:
+            return Check(False, f"{self._measure(entry)}: it came before the subscription was registered")
         if len(standing) < k:
             return Check(True, f"{self._measure(entry)}: only {len(standing)} of {k} places are taken")
         last = standing[-1]
-        is_better = entry.key < last.key
+        is_better = entry.key < last.key and not is_published
         verdict = "is better than" if is_better else "does not beat"
         return Check(
             is_better,

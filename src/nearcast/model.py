@@ -172,8 +172,10 @@ class Planar:
     def __post_init__(self) -> None:
         for name in ("min_x", "min_y", "max_x", "max_y"):
             _set(self, **{name: checked_number(name, getattr(self, name))})
-        if not (self.min_x <= self.max_x and self.min_y <= self.max_y):
-            raise NearcastError(f"the bounds are {self!r}; a minimum must not exceed its maximum")
+        for low, high in (("min_x", "max_x"), ("min_y", "max_y")):
+            least, most = getattr(self, low), getattr(self, high)
+            if least > most:
+                raise NearcastError(f"{low} is {least!r}; it must not exceed {high}, which is {most!r}")
         width, height = self.max_x - self.min_x, self.max_y - self.min_y
         diagonal = math.sqrt(width * width + height * height)
         max_dist = diagonal if self.max_dist is None else checked_number("max_dist", self.max_dist)

@@ -50,7 +50,7 @@ BAD = [
     (lambda: nc.Polygon(b"\x00\x01"), "it must be a polygon as WKT, WKB, GeoJSON"),
     (lambda: nc.Polygon({"type": "Polygon"}), "it must be a polygon as WKT, WKB, GeoJSON"),
     (lambda: nc.Polygon(7), "geometry is 7; it must be a polygon"),
-    (lambda: nc.Planar(5, 0, 1, 1), "a minimum must not exceed its maximum"),
+    (lambda: nc.Planar(5, 0, 1, 1), "min_x is 5.0; it must not exceed max_x, which is 1.0"),
     (lambda: nc.Planar(0, 0, 0, 0), "max_dist is 0.0"),
     (lambda: nc.Planar(0, 0, 1, 1, max_dist=0), "max_dist is 0"),
     (lambda: nc.Planar(-1e308, 0, 1e308, 1), "it must be above 0 and finite"),

@@ -178,7 +178,7 @@ BAD_SUBSCRIPTIONS = [
     ({"kind": "topk", "x": 1.0, "y": 1.0}, "kind is topk, which needs a window"),
     ({"x": 1.0, "y": 1.0}, "radius is missing"),
     ({"min_x": 1.0}, "min_y is missing"),
-    ({"x": 1.0, "y": 1.0, "radius": 1.0, "min_x": 1.0}, "min_x and radius are both given"),
+    ({"x": 1.0, "y": 1.0, "radius": 1.0, "min_x": 1.0}, "radius and min_x are both given"),
     ({"region": b"junk"}, "geometry is b'junk'; it must be a polygon"),
 ]
 

@@ -72,11 +72,11 @@ def _print_examples(broker: nc.Broker, subscriptions: pa.Table, messages: pa.Tab
         [row] = messages.filter(pc.equal(messages["id"], message_id)).to_pylist()
         message = nc.Message(row["id"], row["lon"], row["lat"], row["text"], ts=row["ts"])
         wish = wishes[subscription_id]
-        explained = escape(str(broker.explain(subscription_id, message)))
+        explained = escape(str(broker.explain(subscription_id, message, is_published=True)))
         output.print(
             Panel(
-                f"[dim]wants:[/] {shortened(wish['expression'], 90)}\n"
-                f"[dim]heard:[/] {shortened(row['text'], 90)}\n{explained}",
+                f"[dim]wants:[/] {shortened(wish['expression'], 66)}\n"
+                f"[dim]heard:[/] {shortened(row['text'], 66)}\n{explained}",
                 title=f"{subscription_id} ({wish['kind']})",
                 title_align="left",
             ),

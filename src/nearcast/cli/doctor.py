@@ -86,7 +86,7 @@ def kernel_cache() -> Finding:
     """Check that Numba can keep compiled kernels on disk."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     folder = Path(chosen) if chosen else Path(nearcast.__file__).parent / "__pycache__"
-    mend = "set NUMBA_CACHE_DIR to a folder you may write to; until then kernels are compiled in every process"
+    mend = "set NUMBA_CACHE_DIR to a folder you may write to; until then kernels may be compiled in every process"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -138,7 +138,7 @@ def java() -> Finding:
         told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("Java", False, f"{program} does not run: {error}", mend, is_needed=False)
-    version = re.search(r'version "(\d+)', told)
+    version = re.search(r'version "(?:1\.)?(\d+)', told)  # Java 8 calls itself 1.8
     number = int(version[1]) if version else 0
     return Finding("Java", number >= MIN_JAVA, f"version {number} at {program}", mend, is_needed=False)
 

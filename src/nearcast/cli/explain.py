@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 import nearcast as nc
-from nearcast.cli.files import read_rows
+from nearcast.cli.files import FileRows, read_rows
 from nearcast.cli.options import (
     MaxDist,
     Planar,
@@ -32,8 +32,11 @@ nearcast explain subscriptions.csv messages.csv -s 17 -m 4 --planar 0 0 100 100 
 
 
 def explain(
-    subscriptions: Annotated[Path, typer.Argument(help="File of subscriptions: Parquet, CSV, JSON lines or GeoJSON.")],
-    messages: Annotated[Path, typer.Argument(help="File of messages, in order of arrival.")],
+    subscriptions: Annotated[
+        Path,
+        typer.Argument(metavar="SUBSCRIPTIONS", help="File of subscriptions: Parquet, CSV, JSON lines or GeoJSON."),
+    ],
+    messages: Annotated[Path, typer.Argument(metavar="MESSAGES", help="File of messages, in order of arrival.")],
     subscription: Annotated[str, typer.Option("--subscription", "-s", help="Id of the subscription.")],
     message: Annotated[str, typer.Option("--message", "-m", help="Id of the message.")],
     planar: Planar = None,
@@ -46,31 +49,45 @@ def explain(
 
     Top-k and nearest results are those after the last message of the file.
     """
-    broker = broker_of(planar, max_dist, window_count, window_seconds, vocabulary)
-    wanted = _row_with_id(subscriptions, subscription)
-    message_rows = read_rows(messages).table
-    row = _row_with_id(messages, message).to_pylist()[0]
+    options = (planar, max_dist, window_count, window_seconds, vocabulary)
+    broker = broker_of(*options)
+    message_rows = read_rows(messages)
+    wanted, row = (
+        _row_with_id(subscriptions, read_rows(subscriptions), subscription),
+        _row_with_id(messages, message_rows, message),
+    )
     check_topk_has_window(wanted, broker)
     with compiled_kernels():
-        broker.subscribe(wanted)
-    if wanted["kind"][0].as_py() in ("topk", "nearest"):
-        broker.publish_batch(message_rows, on_error="skip")
-    words = row.get("keywords") if row.get("text") is None else row["text"]
-    x, y = (row.get(name, row.get(other)) for name, other in (("x", "lon"), ("y", "lat")))
-    asked: Any = nc.Message(row["id"], x, y, words, ts=row.get("ts"))
-    output.print(f"[dim]message:[/] {shortened(words, 100)}", highlight=False)
-    output.print(escape(str(broker.explain(wanted["id"][0].as_py(), asked))), highlight=False)
+        _raise_rejection(subscriptions, "subscription", broker.subscribe(wanted, on_error="skip")[1])
+        _raise_rejection(messages, "message", broker_of(*options).publish_batch(row, on_error="skip")[1])
+    is_published = wanted["kind"][0].as_py() in ("topk", "nearest")
+    if is_published:
+        broker.publish_batch(message_rows.table, on_error="skip")
+    [values] = row.to_pylist()
+    words = (
+        values["text"] if values.get("text") is not None else [word for word in values["keywords"] if word is not None]
+    )
+    x, y = (values[name if name in values else other] for name, other in (("x", "lon"), ("y", "lat")))
+    asked = nc.Message(values["id"], x, y, words, ts=values.get("ts"))
+    explanation = broker.explain(wanted["id"][0].as_py(), asked, is_published=is_published)
+    output.print(f"[dim]message:[/] {shortened(words, 100)}", highlight=False, soft_wrap=True)
+    output.print(Text(str(explanation)), highlight=False, soft_wrap=True)
 
 
-def _row_with_id(path: Path, wanted: str) -> pa.Table:
+def _row_with_id(path: Path, rows: FileRows, wanted: str) -> pa.Table:
     """Return the row with an id, which the command line can only give as a string; the last one if it repeats."""
-    rows = read_rows(path)
     if "id" not in rows.table.schema.names:
-        raise NearcastError(f"{path} has the columns {', '.join(rows.table.schema.names)}; it also needs id")
-    is_wanted = pc.equal(rows.table["id"].cast(pa.string()), wanted)
-    found = rows.table.filter(is_wanted)
+        raise NearcastError(
+            f"{path}: its rows have the columns {', '.join(rows.table.schema.names)}; they also need id"
+        )
+    found = rows.table.filter(pc.equal(rows.table["id"].cast(pa.string()), wanted))
     if not found.num_rows:
         reasons = [rejection.reason for rejection in rows.rejections if str(rejection.id) == wanted]
         why = f"its row could not be read: {reasons[0]}" if reasons else "no row has this id"
         raise NearcastError(f"{path} has no {wanted!r}: {why}")
     return found.slice(found.num_rows - 1)
+
+
+def _raise_rejection(path: Path, what: str, rejected: pa.Table) -> None:
+    for row in rejected.to_pylist():
+        raise NearcastError(f"{path}: {what} {row['id']!r} is rejected: {row['reason']}")

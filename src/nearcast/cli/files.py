@@ -1,13 +1,15 @@
 """Reading tables of messages and subscriptions from files, and writing deliveries.
 
-Parquet and CSV are read by Arrow. JSON lines and GeoJSON are read row by row, so that one bad line is reported with
-its number and the others proceed. In CSV, `keywords` are separated by semicolons; a `region` is WKT, or GeoJSON,
-everywhere but in Parquet.
+Parquet is read by Arrow. CSV, JSON lines and GeoJSON are read row by row, so that one bad row is reported with its
+number and the others proceed. In CSV an empty cell is a missing value and `keywords` are separated by semicolons; a
+`region` is WKT or GeoJSON, in Parquet also WKB.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,21 +19,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from nearcast.columns import TIMESTAMP, id_array
+from nearcast.columns import TIMESTAMP, check_column_names, id_array
 from nearcast.errors import NearcastError, Rejection
-from nearcast.model import checked_id, checked_time, checked_unicode, checked_words
+from nearcast.model import INT64_MAX, checked_id, checked_time, checked_unicode, checked_words
 
-FORMATS = ".parquet, .csv, .jsonl (or .ndjson), .geojson; .csv and .jsonl also with .gz"
+INPUT_FORMATS = ".parquet, .csv, .jsonl (also .ndjson or .json), or .geojson; .csv and .jsonl also with .gz"
+OUTPUT_FORMATS = ".parquet, .csv or .jsonl; .csv and .jsonl also with .gz"
 NUMBERS = (
-    *("x", "y", "lon", "lat", "min_x", "min_y", "max_x", "max_y", "radius"),
+    *("x", "y", "min_x", "min_y", "max_x", "max_y", "radius"),
     *("text_weight", "threshold", "k", "spatial_weight"),
 )
 STRINGS = ("text", "expression", "kind", "similarity")
 TIMES = ("ts", "expires")
+KNOWN_NAMES = {*NUMBERS, *STRINGS, *TIMES, "id", "keywords", "region"}
+# What a file without a good row is taken to have had, so that it is empty rather than wrong.
+EMPTY_SCHEMA = ("id", "kind", "expression", "x", "y", "text")
+OTHER_NAMES = {"lon": "x", "lat": "y"}
+
+# Files that are being written, to be removed if the command is stopped.
+unfinished_files: set[Path] = set()
 
 
 class FileRows(NamedTuple):
@@ -43,18 +52,22 @@ class FileRows(NamedTuple):
 
 
 def read_rows(path: Path) -> FileRows:
-    """Read a file; rows are counted from 0, in JSON lines with the empty ones."""
-    kind = _format(path)
+    """Read a file; rows are counted from 0, in JSON lines with the empty ones, in CSV without the header."""
+    kind = _format(path, INPUT_FORMATS)
     if not path.exists():
         raise NearcastError(f"{path} does not exist")
     try:
-        if kind == ".geojson":
-            return _file_rows(enumerate(_features(path)))
-        if kind == ".jsonl":
-            return _file_rows(_json_lines(path))
-        table = pq.read_table(path) if kind == ".parquet" else _read_csv(path)
-        return FileRows(table, range(table.num_rows), [])
-    except (pa.ArrowException, OSError, UnicodeDecodeError, EOFError) as error:
+        with errors_in(path):
+            if kind == ".geojson":
+                return _file_rows(enumerate(_features(path)))
+            if kind == ".jsonl":
+                return _file_rows(_json_lines(path))
+            if kind == ".csv":
+                return _file_rows(_csv_rows(path), has_text_ids=True)
+            table = pq.read_table(path)
+            check_column_names("its rows", table.schema)
+            return FileRows(table, range(table.num_rows), [])
+    except (pa.ArrowException, OSError, EOFError) as error:
         raise NearcastError(f"{path} could not be read as {kind}: {error}") from error
 
 
@@ -64,95 +77,173 @@ def renumbered(rejected: pa.Table, numbers: Sequence[int]) -> list[Rejection]:
 
 
 @contextmanager
-def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
-    """Yield a function that appends a table to a file; the file appears only when all is written."""
-    kind = _format(path)
-    if kind == ".geojson":
-        raise NearcastError(f"{path}: deliveries cannot be written as GeoJSON; use .parquet, .csv or .jsonl")
+def errors_in(path: Path) -> Iterator[None]:
+    """Put the name of a file before what is wrong with it."""
+    try:
+        yield
+    except NearcastError as error:
+        raise NearcastError(f"{path}: {error}") from error
+
+
+def check_outputs(outputs: Sequence[Path | None], inputs: Sequence[Path]) -> None:
+    """Raise if a file cannot be written, or would be written over another one of this command."""
+    taken = {path.resolve() for path in inputs}
+    for path in outputs:
+        if path is None:
+            continue
+        _format(path, OUTPUT_FORMATS)
+        check_writable(path)
+        if path.resolve() in taken:
+            raise NearcastError(f"{path} is given twice; what is written must not replace what is read or written too")
+        taken.add(path.resolve())
+
+
+def check_writable(path: Path) -> None:
+    """Raise if a file cannot be created there."""
+    if path.is_dir():
+        raise NearcastError(f"{path} is a folder; it must be a file")
     if not path.parent.is_dir():
         raise NearcastError(f"{path}: the folder {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise NearcastError(f"{path}: the folder {path.parent} cannot be written to")
+
+
+@contextmanager
+def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], Any]]:
+    """Yield a function that appends a table to a file; the file appears only when all is written."""
+    kind = _format(path, OUTPUT_FORMATS)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished_files.add(unfinished)
     try:
         if kind == ".parquet":
             with pq.ParquetWriter(unfinished, schema, compression="zstd") as parquet:
                 yield parquet.write_table
         else:
-            opened = gzip.open if path.suffix == ".gz" else open
+            opened = gzip.open if _is_gzip(path) else open
             with opened(unfinished, "wb") as file:
                 if kind == ".csv":
-                    with pyarrow.csv.CSVWriter(file, schema) as csv:
-                        yield csv.write_table
+                    with pyarrow.csv.CSVWriter(file, schema) as writer:
+                        yield writer.write_table
                 else:
                     yield lambda table: file.writelines(map(_json_line, table.to_pylist()))
         os.replace(unfinished, path)
+    except OSError as error:
+        raise NearcastError(f"{path} could not be written: {error}") from error
     finally:
         unfinished.unlink(missing_ok=True)
+        unfinished_files.discard(unfinished)
 
 
 def _json_line(row: Mapping[str, Any]) -> bytes:
     return (json.dumps(row, ensure_ascii=False) + "\n").encode()
 
 
-def _format(path: Path) -> str:
+def _format(path: Path, formats: str) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes[-1:] == [".gz"]:
+    if _is_gzip(path):
         suffixes.pop()
     last = suffixes[-1] if suffixes else ""
     kind = {".ndjson": ".jsonl", ".json": ".jsonl"}.get(last, last)
-    if kind not in (".parquet", ".csv", ".jsonl", ".geojson") or (path.suffix == ".gz" and kind == ".parquet"):
-        raise NearcastError(f"{path} has an unknown format; the name must end in {FORMATS}")
+    if kind not in formats or not kind or (_is_gzip(path) and kind not in (".csv", ".jsonl")):
+        raise NearcastError(f"{path} has an unknown format; the name must end in {formats}")
     return kind
 
 
-def _read_csv(path: Path) -> pa.Table:
-    with open(path, "rb") as file:
-        if not file.read(1):
-            raise NearcastError(f"{path} is empty; a CSV file needs a line with the names of its columns")
-    types = {name: pa.string() for name in (*STRINGS, "keywords", "region")}
-    options = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True)
-    parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
-    table = pyarrow.csv.read_csv(path, convert_options=options, parse_options=parse)
-    if "keywords" in table.schema.names:
-        split = pc.split_pattern(table["keywords"], ";")
-        table = table.set_column(table.schema.get_field_index("keywords"), "keywords", split)
-    return table
+def _is_gzip(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file; bytes that are no UTF-8 stay recognisable as lone surrogates."""
+    opened = gzip.open if _is_gzip(path) else open
+    with opened(path, "rb") as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        yield from text
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    # The largest that fits a C long everywhere; a cell may hold a whole polygon.
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(_lines(path), strict=True)
+    try:
+        names = next(reader, None)
+        if names is None:
+            raise NearcastError("it is empty; a CSV file needs a line with the names of its columns")
+        check_column_names("its rows", pa.schema([(checked_unicode("a column", name), pa.string()) for name in names]))
+        number = 0
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) == len(names):
+                yield number, {name: _csv_value(name, cell) for name, cell in zip(names, cells, strict=True)}
+            else:
+                yield number, NearcastError(f"it has {len(cells)} cells; the header has {len(names)}")
+            number += 1
+    except csv.Error as error:
+        raise NearcastError(f"it is not CSV: {error} in line {reader.line_num}") from error
+
+
+def _csv_value(name: str, cell: str) -> Any:
+    """Return a cell as the value that JSON would hold; what is no number stays as it is, and is refused later."""
+    if cell == "":
+        return None
+    if name == "keywords":
+        return cell.split(";")
+    if OTHER_NAMES.get(name, name) in NUMBERS or name in TIMES:
+        for number in (int, float):
+            try:
+                return number(cell)
+            except ValueError:
+                pass
+    return cell
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file):
-            if line.strip():
-                try:
-                    yield number, json.loads(line)
-                except json.JSONDecodeError as error:
-                    yield number, NearcastError(f"line {number + 1} is not JSON: {error}")
+    for number, line in enumerate(_lines(path)):
+        if line.strip():
+            yield number, _parsed_json(line)
+
+
+def _parsed_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        return NearcastError(f"it is not JSON: {error.msg} at character {error.pos}")
+    except (RecursionError, ValueError) as error:
+        return NearcastError(f"it is JSON that cannot be read: {error}")
 
 
 def _features(path: Path) -> Iterator[Any]:
-    with open(path, encoding="utf-8") as file:
-        try:
-            collection = json.load(file)
-        except json.JSONDecodeError as error:
-            raise NearcastError(f"{path} is not GeoJSON: {error}") from error
+    collection = _parsed_json("".join(_lines(path)))
+    if isinstance(collection, NearcastError):
+        raise collection
     if not isinstance(collection, dict) or not isinstance(collection.get("features"), list):
-        raise NearcastError(f"{path} is not GeoJSON: it must be a FeatureCollection with a list of features")
+        raise NearcastError("it is not GeoJSON: it must be a FeatureCollection with a list of features")
     for feature in collection["features"]:
-        if not isinstance(feature, dict) or not isinstance(feature.get("properties") or {}, dict):
-            yield NearcastError("this is no GeoJSON feature")
-            continue
-        row = dict(feature.get("properties") or {})
-        if "id" not in row and "id" in feature:
-            row["id"] = feature["id"]
-        geometry = feature.get("geometry") or {}
-        if geometry.get("type") == "Point":
-            row["x"], row["y"] = (*geometry.get("coordinates", ()), None, None)[:2]
-        elif geometry:
-            row["region"] = json.dumps(geometry)
-        yield row
+        yield _row_of_feature(feature)
 
 
-def _file_rows(rows: Iterable[tuple[int, Any]]) -> FileRows:
+def _row_of_feature(feature: Any) -> Any:
+    parts = (
+        [feature] if not isinstance(feature, dict) else [feature.get(name) or {} for name in ("properties", "geometry")]
+    )
+    if not all(isinstance(part, dict) for part in parts):
+        return NearcastError("it is no GeoJSON feature with properties and a geometry")
+    properties, geometry = parts
+    row = dict(properties)
+    if row.get("id") is None and "id" in feature:
+        row["id"] = feature["id"]
+    if geometry.get("type") == "Point":
+        position = geometry.get("coordinates")
+        if not isinstance(position, list) or len(position) < 2:
+            return NearcastError(f"coordinates is {position!r}; a point must be a list of two numbers")
+        row["x"], row["y"] = position[:2]
+    elif geometry:
+        row["region"] = json.dumps(geometry)
+    return row
+
+
+def _file_rows(rows: Iterable[tuple[int, Any]], *, has_text_ids: bool = False) -> FileRows:
     """Return rows of plain values as a table; those that do not fit their columns are rejected."""
     good: list[dict[str, Any]] = []
     numbers, rejections = [], []
@@ -168,10 +259,30 @@ def _file_rows(rows: Iterable[tuple[int, Any]]) -> FileRows:
             numbers.append(number)
         except NearcastError as error:
             known_id = row.get("id") if isinstance(row, dict) else None
-            rejections.append(Rejection(number, known_id if isinstance(known_id, (str, int)) else None, str(error)))
-    names = dict.fromkeys(name for row in good for name in row)
+            is_shown = isinstance(known_id, int) or (isinstance(known_id, str) and known_id.isprintable())
+            rejections.append(Rejection(number, known_id if is_shown else None, str(error)))
+    if has_text_ids and all(_is_canonical_integer(row.get("id")) for row in good):
+        id_type = pa.int64()
+        for row in good:
+            if row.get("id") is not None:
+                row["id"] = int(row["id"])
+    names = dict.fromkeys(name for row in good for name in row) if good else EMPTY_SCHEMA
     schema = pa.schema([(name, _type_of(name, id_type)) for name in names])
     return FileRows(pa.Table.from_pylist(good, schema), numbers, rejections)
+
+
+def _is_canonical_integer(value: str | None) -> bool:
+    """Whether a cell is a number that is written as Python would write it, so that it comes back as it was."""
+    if value is None:
+        return True
+    digits = value.removeprefix("-")
+    return (
+        digits.isdecimal()
+        and digits.isascii()
+        and len(digits) < 20
+        and str(int(value)) == value
+        and abs(int(value)) <= INT64_MAX
+    )
 
 
 def _checked_row(row: Any) -> dict[str, Any]:
@@ -179,33 +290,52 @@ def _checked_row(row: Any) -> dict[str, Any]:
     if isinstance(row, NearcastError):
         raise row
     if not isinstance(row, dict):
-        raise NearcastError(f"it is {row!r}; it must be an object with named values")
+        raise NearcastError(f"it is {_shown(row)}; it must be an object with named values")
     result: dict[str, Any] = {}
-    for name, value in row.items():
-        if name in NUMBERS:
-            is_number = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
-            _check(is_number, name, value, "a number")
-        elif name in STRINGS:
-            _check(value is None or isinstance(value, str), name, value, "a string")
-            value = value and checked_unicode(name, value)
-        elif name == "keywords":
-            is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
-            _check(value is None or is_list, name, value, "a list of strings")
-            value = value and list(checked_words(name, value))
-        elif name in TIMES:
-            value = _microseconds(name, value)
-        elif name == "region":
-            value = json.dumps(value) if isinstance(value, dict) else value
-            _check(value is None or isinstance(value, str), name, value, "a polygon as WKT or GeoJSON")
-        elif name != "id":
+    for given_name, value in row.items():
+        name = OTHER_NAMES.get(given_name, given_name)
+        if name not in KNOWN_NAMES:
             continue
-        result[name] = value
+        if value is None:
+            result.setdefault(name, None)
+        elif name in NUMBERS:
+            result[name] = _number(given_name, value)
+        elif name in STRINGS:
+            _check(isinstance(value, str), name, value, "a string")
+            result[name] = checked_unicode(name, value)
+        elif name == "keywords":
+            _check(isinstance(value, list), name, value, "a list of strings")
+            result[name] = list(checked_words(name, [word for word in value if word is not None]))
+        elif name in TIMES:
+            result[name] = _microseconds(name, value)
+        elif name == "region":
+            text = json.dumps(value) if isinstance(value, dict) else value
+            _check(isinstance(text, str), name, value, "a polygon as WKT or GeoJSON")
+            result[name] = checked_unicode(name, text)
+        else:
+            result[name] = value
     return result
+
+
+def _number(name: str, value: Any) -> float:
+    _check(isinstance(value, (int, float)) and not isinstance(value, bool), name, value, "a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise NearcastError(f"{name} is {_shown(value)}; it must be a number that fits 64 bits") from None
 
 
 def _check(is_good: bool, name: str, value: Any, wanted: str) -> None:
     if not is_good:
-        raise NearcastError(f"{name} is {value!r}; it must be {wanted}")
+        raise NearcastError(f"{name} is {_shown(value)}; it must be {wanted}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write out integers of thousands of digits
+        text = "a number of very many digits"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _microseconds(name: str, value: Any) -> int | None:
@@ -213,7 +343,7 @@ def _microseconds(name: str, value: Any) -> int | None:
         return checked_time(name, datetime.fromisoformat(value) if isinstance(value, str) else value)
     except ValueError:
         wanted = "a time such as 2017-01-01T06:00:00Z, or seconds since 1970"
-        raise NearcastError(f"{name} is {value!r}; it must be {wanted}") from None
+        raise NearcastError(f"{name} is {_shown(value)}; it must be {wanted}") from None
 
 
 def _type_of(name: str, id_type: pa.DataType | None) -> pa.DataType:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 import nearcast as nc
-from nearcast.cli.files import read_rows
+from nearcast.cli.files import check_writable, errors_in, read_rows
 from nearcast.cli.show import output, print_rejections, progress_bar, shortened
 from nearcast.errors import NearcastError
 
@@ -22,7 +22,9 @@ nearcast fit messages.jsonl -o words.vocabulary --stem english --stop-words engl
 
 
 def fit(
-    messages: Annotated[Path, typer.Argument(help="File of messages with a column text or keywords.")],
+    messages: Annotated[
+        Path, typer.Argument(metavar="MESSAGES", help="File of messages with a column text or keywords.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the vocabulary.")] = Path("words.vocabulary"),
     stem: Annotated[str | None, typer.Option(help="Stem words of this language, such as english.")] = None,
     stop_words: Annotated[
@@ -34,8 +36,9 @@ def fit(
 ) -> None:
     """Learn from a sample of messages how rare each word is, and write it down for other commands."""
     analyzer = nc.Analyzer(stem=stem, stop_words=_stop_words(stop_words), split=split)  # type: ignore[arg-type]
-    if not out.parent.is_dir():
-        raise NearcastError(f"{out}: the folder {out.parent} does not exist")
+    check_writable(out)
+    if out.resolve() == messages.resolve():
+        raise NearcastError(f"{out} is given twice; the vocabulary must not replace the messages")
     rows = read_rows(messages)
     print_rejections("messages", rows.rejections)
     builder = nc.VocabularyBuilder(analyzer=analyzer)
@@ -43,7 +46,8 @@ def fit(
         task = bar.add_task("learning words", total=rows.table.num_rows, note="")
         for start in range(0, max(rows.table.num_rows, 1), BATCH_SIZE):
             batch = rows.table.slice(start, BATCH_SIZE)
-            builder.learn(batch)
+            with errors_in(messages):
+                builder.learn(batch)
             bar.update(task, advance=batch.num_rows)
     vocabulary = builder.freeze()
     vocabulary.save(out)
@@ -54,7 +58,7 @@ def fit(
     frequent = ", ".join(vocabulary.token(i) for i in range(min(8, len(vocabulary))))
     table.add_row("most frequent", shortened(frequent, 60))
     table.add_row("written to", shortened(out, 200))
-    output.print(table, highlight=False)
+    output.print(table, highlight=False, soft_wrap=True)
 
 
 def _stop_words(value: str | None) -> list[str] | str | None:

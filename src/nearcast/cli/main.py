@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from types import FrameType
 
 import typer
+from rich.text import Text
 
 import nearcast
 from nearcast.cli import demo, doctor, explain, fit, match
+from nearcast.cli.files import unfinished_files
 from nearcast.cli.show import errors
 from nearcast.errors import NearcastError
 
@@ -45,19 +49,28 @@ def nearcast_command(
 
 def run() -> None:
     """Run the command; errors about input are one readable message, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    # A reader that has enough, such as `head`, ends the command quietly.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     try:
         app()
-    except NearcastError as error:
-        errors.print(f"[bold red]error:[/] {_escaped(str(error))}", highlight=False)
+    except (NearcastError, OSError) as error:
+        errors.print(Text.assemble(("error:", "bold red"), f" {error}"), soft_wrap=True)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # What is still to be written cannot be; do not try again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except BrokenPipeError:
-        # The reader, such as `head`, has what it wanted; nothing more can be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except KeyboardInterrupt:
-        errors.print("\nstopped; nothing was left half-written")
-        sys.exit(130)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
+def _stop(number: int, _frame: FrameType | None) -> None:
+    """End the command at once; an exception raised here could get lost inside a compiled kernel."""
+    for path in list(unfinished_files):
+        path.unlink(missing_ok=True)
+    errors.show_cursor(True)
+    errors.print("stopped; nothing was left half-written")
+    os._exit(128 + number)

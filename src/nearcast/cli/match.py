@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 import pyarrow as pa
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from nearcast import Broker
-from nearcast.cli.files import read_rows, renumbered, table_writer
+from nearcast.cli.files import check_outputs, errors_in, read_rows, renumbered, table_writer
 from nearcast.cli.options import (
     MaxDist,
     Planar,
@@ -26,7 +27,7 @@ from nearcast.cli.options import (
     check_topk_has_window,
 )
 from nearcast.cli.show import compiled_kernels, output, print_rejections, progress_bar
-from nearcast.errors import RejectedRowsError, Rejection
+from nearcast.errors import NearcastError, Rejection
 
 EXAMPLES = """[bold]Examples[/]
 
@@ -38,8 +39,11 @@ nearcast match subscriptions.geojson messages.jsonl --vocabulary words.vocabular
 
 
 def match(
-    subscriptions: Annotated[Path, typer.Argument(help="File of subscriptions: Parquet, CSV, JSON lines or GeoJSON.")],
-    messages: Annotated[Path, typer.Argument(help="File of messages, in order of arrival.")],
+    subscriptions: Annotated[
+        Path,
+        typer.Argument(metavar="SUBSCRIPTIONS", help="File of subscriptions: Parquet, CSV, JSON lines or GeoJSON."),
+    ],
+    messages: Annotated[Path, typer.Argument(metavar="MESSAGES", help="File of messages, in order of arrival.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write: .parquet, .csv or .jsonl.")] = Path(
         "deliveries.parquet"
     ),
@@ -65,31 +69,34 @@ def match(
 ) -> None:
     """Match a file of messages against a file of subscriptions and write the deliveries."""
     broker = broker_of(planar, max_dist, window_count, window_seconds, vocabulary)
+    check_outputs([out, results, rejected], [subscriptions, messages, *filter(None, [vocabulary])])
     subscription_rows, message_rows = read_rows(subscriptions), read_rows(messages)
     check_topk_has_window(subscription_rows.table, broker)
     rejections = {"subscriptions": [*subscription_rows.rejections], "messages": [*message_rows.rejections]}
-    with compiled_kernels(is_quiet=as_json):
+    with compiled_kernels(is_quiet=as_json), errors_in(subscriptions):
         _, bad = broker.subscribe(subscription_rows.table, on_error="skip")
-    rejections["subscriptions"] += renumbered(bad, subscription_rows.numbers)
+    rejections["subscriptions"] = sorted(
+        rejections["subscriptions"] + renumbered(bad, subscription_rows.numbers), key=_row
+    )
+    _check_rejections(on_error, subscriptions, rejections["subscriptions"])
     started = time.perf_counter()
     n_deliveries = 0
-    with progress_bar(is_quiet=as_json) as bar:
+    with progress_bar(is_quiet=as_json) as bar, ExitStack() as stack:
         task = bar.add_task("matching", total=message_rows.table.num_rows, note="")
+        write = None
         # Even an empty file is published once: its columns are checked, and the deliveries get their types.
-        starts = range(0, max(message_rows.table.num_rows, 1), batch_size)
-        batches = (message_rows.table.slice(start, batch_size) for start in starts)
-        with ExitStack() as stack:
-            write = None
-            for start, batch in zip(starts, batches, strict=True):
+        for start in range(0, max(message_rows.table.num_rows, 1), batch_size):
+            batch = message_rows.table.slice(start, batch_size)
+            with errors_in(messages):
                 deliveries, bad = broker.publish_batch(batch, on_error="skip")
-                rejections["messages"] += renumbered(bad, message_rows.numbers[start:])
-                if on_error == "raise" and any(rejections.values()):
-                    raise RejectedRowsError(rejections["subscriptions"] + rejections["messages"])
-                write = write or stack.enter_context(table_writer(out, deliveries.schema))
-                write(deliveries)
-                n_deliveries += deliveries.num_rows
-                bar.update(task, advance=batch.num_rows, note=f"{n_deliveries:,} deliveries")
+            rejections["messages"] += renumbered(bad, message_rows.numbers[start:])
+            _check_rejections(on_error, messages, rejections["messages"])
+            write = write or stack.enter_context(table_writer(out, deliveries.schema))
+            write(deliveries)
+            n_deliveries += deliveries.num_rows
+            bar.update(task, advance=batch.num_rows, note=f"{n_deliveries:,} deliveries")
     seconds = time.perf_counter() - started
+    rejections["messages"].sort(key=_row)
     if results is not None:
         _write_results(results, broker, deliveries.schema)
     if rejected is not None:
@@ -110,8 +117,22 @@ def match(
         typer.echo(json.dumps(summary))
         return
     for what, rows in rejections.items():
-        print_rejections(what, rows)
+        print_rejections(what, rows, hint="; --rejected FILE writes all")
     _print_summary(summary)
+
+
+def _row(rejection: Rejection) -> int:
+    return rejection.row
+
+
+def _check_rejections(on_error: str, path: Path, rejections: list[Rejection]) -> None:
+    if on_error == "raise" and rejections:
+        first = min(rejections, key=_row)
+        others = f" (and {len(rejections) - 1} more)" if len(rejections) > 1 else ""
+        raise NearcastError(
+            f"{path}: row {first.row}, id {first.id!r}: {first.reason}{others}; "
+            "nothing was written, --on-error skip takes the other rows"
+        )
 
 
 def _write_results(path: Path, broker: Broker, schema: pa.Schema) -> None:
@@ -138,6 +159,6 @@ def _print_summary(summary: dict[str, Any]) -> None:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in summary["by_kind"].items() if count)
     table.add_row("subscriptions", f"{summary['subscriptions']:,}" + (f" ({kinds})" if kinds else ""))
     table.add_row("messages", f"{summary['messages']:,}")
-    table.add_row("deliveries", f"{summary['deliveries']:,} in {summary['out']}")
+    table.add_row("deliveries", Text(f"{summary['deliveries']:,} in {summary['out']}"))
     table.add_row("throughput", f"{summary['messages_per_second']:,} messages/s ({summary['seconds']:.2f} s)")
-    output.print(table, highlight=False)
+    output.print(table, highlight=False, soft_wrap=True)

@@ -20,10 +20,11 @@ Planar = Annotated[
     ),
 ]
 MaxDist = Annotated[
-    float | None,
-    typer.Option(help="Distance at which the similarity of places reaches 0; metres if geographic."),
+    float | None, typer.Option(help="Distance at which the similarity of places reaches 0; metres if geographic.")
 ]
-WindowCount = Annotated[int | None, typer.Option(help="Answer top-k and nearest from this many most recent messages.")]
+WindowCount = Annotated[
+    int | None, typer.Option(min=1, help="Answer top-k and nearest from this many most recent messages.")
+]
 WindowSeconds = Annotated[
     float | None, typer.Option(help="Answer top-k and nearest from the messages of the last seconds.")
 ]

@@ -16,6 +16,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 import nearcast as nc
 
@@ -35,14 +36,14 @@ def progress_bar(*, is_quiet: bool = False) -> Progress:
         TextColumn("{task.fields[note]}"),
         console=errors,
         transient=True,
-        disable=is_quiet,
+        disable=is_quiet or not errors.is_terminal,
     )
 
 
 @contextmanager
 def compiled_kernels(*, is_quiet: bool = False) -> Iterator[None]:
     """Have the kernels ready inside the block; the first run on a machine compiles them and says so."""
-    note = "Getting the kernels ready (compiled on the first run, about half a minute; then cached) ..."
+    note = "Getting the kernels ready (compiled on the first run, up to half a minute; then cached) ..."
     with nullcontext() if is_quiet else errors.status(note):
         warm_up()
     yield
@@ -59,16 +60,17 @@ def warm_up() -> None:
     broker.explain("b", nc.Message("o", 0, 0, ["tea"]))
 
 
-def print_rejections(what: str, rejections: Sequence[nc.Rejection]) -> None:
-    """Print how many rows were rejected and the first reasons."""
+def print_rejections(what: str, rejections: Sequence[nc.Rejection], *, hint: str = "") -> None:
+    """Print how many rows were rejected and the first reasons; `hint` tells how to see all."""
     if not rejections:
         return
     rows = "1 row was" if len(rejections) == 1 else f"{len(rejections):,} rows were"
-    errors.print(f"[yellow]{what}: {rows} rejected[/]")
+    errors.print(Text(f"{what}: {rows} rejected", "yellow"), soft_wrap=True)
     for row in rejections[:MAX_SHOWN_REJECTIONS]:
-        errors.print(f"  row {row.row}, id {escape(repr(row.id))}: {escape(row.reason)}", highlight=False)
+        line = f"  row {row.row}, id {row.id!r}: {row.reason}"
+        errors.print(Text(line), highlight=False, soft_wrap=True)
     if len(rejections) > MAX_SHOWN_REJECTIONS:
-        errors.print(f"  ... and {len(rejections) - MAX_SHOWN_REJECTIONS:,} more; --rejected FILE writes all")
+        errors.print(f"  ... and {len(rejections) - MAX_SHOWN_REJECTIONS:,} more{hint}")
 
 
 def shortened(text: Any, width: int = 70) -> str:

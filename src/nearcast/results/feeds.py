@@ -57,12 +57,22 @@ class Feeds:
         """Return the results of a subscription, the best first."""
         return self._standings.entries(int(self._book.columns.orders[slot]))
 
-    def entry(self, found: Matches, message: MessageColumns, message_id: Id) -> Entry | None:
-        """Return the entry that a single matching message would make now; None if it came too late."""
-        if self.window and self.window.is_late(message)[0]:
+    def entry(self, found: Matches, message: MessageColumns, message_id: Id, is_published: bool) -> Entry | None:
+        """Return the entry that a single message would make now, or made when it was published.
+
+        None if it does not match, or is not in the window.
+        """
+        if not found.rows.size:
             return None
-        [(_, entry)] = self._entries(found, message, [message_id])
-        return entry
+        ids: Sequence[Id] = [message_id]
+        if self.window and is_published:
+            row = self.window.row_of(message_id)
+            if row is None:
+                return None
+            found, message, ids = found._replace(rows=np.array([row])), self.window.columns, self.window.ids
+        elif self.window and self.window.is_late(message)[0]:
+            return None
+        return next(entry for _, entry in self._entries(found, message, ids))
 
     def publish(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> list[FeedChange]:
         """Take in a batch of messages and what they match; return the net changes."""

@@ -54,6 +54,11 @@ class MessageWindow:
             return rows[self.columns.times[rows] > self._horizon]
         return rows
 
+    def row_of(self, message_id: Id) -> int | None:
+        """Return the row of the latest current message with an id."""
+        rows = self.current_rows.tolist()
+        return next((row for row in reversed(rows) if self.ids[row] == message_id), None)
+
     def is_late(self, messages: MessageColumns) -> Any:
         """Whether each message would be outside the window at once."""
         if isinstance(self.window, TimeWindow):

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nearcast.columns import is_string
 from nearcast.errors import NearcastError, StorageError
 from nearcast.model import Message, Words, checked_words
 from nearcast.text import scan
@@ -315,19 +316,24 @@ class Vocabulary:
 
 
 def _token_rows(numbers: TokenNumbers, sample: Any) -> Iterable[TokenRows]:
-    """Yield the tokens of every message of a sample, column by column where it is Arrow."""
+    """Yield the tokens of every message of a sample, column by column where it is Arrow; a null is no message."""
     if isinstance(sample, (pa.Table, pa.RecordBatch)):
-        names = set(sample.schema.names)
-        if not names & {"text", "keywords"}:
+        names = [name for name in ("text", "keywords") if name in sample.schema.names]
+        if not names:
             raise NearcastError(
                 f"the sample has columns {', '.join(sample.schema.names)}; it needs 'text' or 'keywords'"
             )
-        sample = sample["text" if "text" in names else "keywords"]
+        for name in names:
+            yield from _token_rows(numbers, sample[name])
+        return
     if isinstance(sample, (pa.Array, pa.ChunkedArray)):
-        if pa.types.is_nested(sample.type):
-            yield numbers.of_keywords(sample)
-        else:
-            yield numbers.of_texts(sample)
+        kind = sample.type
+        if pa.types.is_nested(kind) and is_string(kind.value_type):
+            yield numbers.of_keywords(sample.drop_null())
+        elif is_string(kind):
+            yield numbers.of_texts(sample.drop_null())
+        elif not pa.types.is_null(kind):
+            raise NearcastError(f"the sample has type {kind}; it must be string or list<string>")
         return
     if isinstance(sample, str):
         raise NearcastError("the sample is one string; it must be a list of texts or of lists of keywords")

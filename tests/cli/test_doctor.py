@@ -1,0 +1,84 @@
+"""`nearcast doctor` fails only for what the engine needs, and says how to mend the rest."""
+
+import pytest
+
+from cli.scenario import one_line
+from nearcast.cli import doctor
+
+
+def is_marked(text, sign, name):
+    return any(line.split()[:1] == [sign] and name in line for line in text.splitlines())
+
+
+def test_a_healthy_machine_passes(process):
+    done = process("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("Python", "packages", "kernels", "memory"):
+        assert is_marked(done.stdout, "✓", name)
+    assert "\x1b" not in done.stdout
+
+
+def test_no_java_is_no_failure(nearcast, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    result = nearcast("doctor")
+    assert result.exit_code == 0
+    assert is_marked(result.stdout, "!", "Java")
+    assert "install Java 17" in one_line(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("script", "sign", "found"),
+    [
+        ("echo 'openjdk version \"21.0.2\" 2024-01-16' >&2", "✓", "version 21"),
+        ("echo 'openjdk version \"11.0.1\" 2018-10-16' >&2", "!", "version 11"),
+        ("echo 'java version \"1.8.0_292\"' >&2", "!", "version 8"),
+        ("exit 3", "!", "does not run"),
+        ("echo nonsense", "!", ""),
+    ],
+)
+def test_the_java_of_java_home_is_asked(nearcast, monkeypatch, tmp_path, script, sign, found):
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "java"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    result = nearcast("doctor")
+    assert result.exit_code == 0
+    assert is_marked(result.stdout, sign, "Java")
+    assert found in one_line(result.stdout)
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure(process, tmp_path):
+    (tmp_path / "file").touch()
+    done = process("doctor", env={"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache")})
+    assert done.returncode == 0
+    assert is_marked(done.stdout, "!", "kernel cache")
+    assert "set NUMBA_CACHE_DIR to a folder you may write to" in one_line(done.stdout)
+    assert "Traceback" not in done.stderr
+
+
+def test_kernels_without_the_jit_are_slow_but_run(process):
+    done = process("doctor", env={"NUMBA_DISABLE_JIT": "1"})
+    assert done.returncode == 0
+    assert is_marked(done.stdout, "!", "kernels")
+    assert "unset NUMBA_DISABLE_JIT" in one_line(done.stdout)
+
+
+def test_a_missing_package_is_a_failure(nearcast, monkeypatch):
+    monkeypatch.setattr(doctor, "PACKAGES", ("numpy", "no-such-package"))
+    result = nearcast("doctor")
+    assert result.exit_code == 1
+    assert is_marked(result.stdout, "✗", "packages")
+    assert "pip install no-such-package" in one_line(result.stdout)
+
+
+def test_kernels_that_do_not_compile_are_a_failure(nearcast, monkeypatch):
+    def fail():
+        raise TypeError("[cannot] unify")
+
+    monkeypatch.setattr(doctor, "warm_up", fail)
+    result = nearcast("doctor")
+    assert result.exit_code == 1
+    assert "TypeError: [cannot] unify" in one_line(result.stdout)
+    assert "will not run properly: kernels" in one_line(result.stdout)
