@@ -67,7 +67,7 @@ clean:  ## remove everything that was made
 
 .venv/run.done: requirements/run.txt pyproject.toml | .venv/bin/python
 	@echo "Installing the locked packages ..."
-	@test -e .venv/dev.done || $(PIP) install --require-hashes -r requirements/run.txt
+	@$(PIP) install --require-hashes -r requirements/run.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, overload
 
@@ -17,7 +18,7 @@ from nearcast.explain import Explanation, explanation
 from nearcast.index.book import Book
 from nearcast.index.compile import Parsed, parsed, taken
 from nearcast.index.matches import Matches, joined
-from nearcast.index.protocol import Pairs
+from nearcast.index.protocol import Pairs, unverified
 from nearcast.index.registry import INDEXES, IndexName
 from nearcast.kernels.verify import NEAREST, TOPK
 from nearcast.model import (
@@ -38,8 +39,11 @@ from nearcast.model import (
     TopK,
     Window,
     checked_choice,
+    checked_id,
+    shortened,
 )
 from nearcast.results.feeds import FeedChange, Feeds
+from nearcast.results.standings import Entry
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import is_in_space, outside_reason
 from nearcast.storage import State, read_state, write_state
@@ -53,7 +57,7 @@ ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a broker holds, and what it has done since it was made or opened."""
+    """What a broker holds, and what it has done since it was made; saving and opening go on counting."""
 
     subscriptions: int
     by_kind: dict[str, int]
@@ -109,8 +113,8 @@ class Broker:
         self.window: Window | None = _checked_type("window", window, CountWindow, TimeWindow, type(None))
         self._book = Book(self.space, self.vocabulary, index)
         self._feeds = Feeds(self._book, window)
-        self._n_messages = 0
-        self._n_deliveries = 0
+        self._n_messages = self._n_candidates = self._n_deliveries = 0
+        self._interrupted = ""
         self._subscription_id_type: pa.DataType | None = None
         self._message_id_type: pa.DataType | None = None
 
@@ -136,12 +140,12 @@ class Broker:
         subscriptions : Subscription, iterable of Subscription, or Arrow table
             See the README for the columns of a table.
         on_error : {"raise", "skip"}, default "raise"
-            With "raise" a bad row raises RejectedRowsError and nothing is registered. With "skip" the good rows are
-            registered and the bad ones returned.
+            For many: with "raise" a bad row raises RejectedRowsError and nothing is registered; with "skip" the good
+            rows are registered and the bad ones returned. A single bad subscription always raises.
 
         Returns
         -------
-        list of Delivery, or table of deliveries
+        list of Delivery for a single subscription, else a table of deliveries
             The first answers of top-k subscriptions (and of nearest ones in a window), from the messages in the window.
             With on_error="skip" a pair: the deliveries, and a table of the rejected rows with their ids and reasons.
         """
@@ -153,6 +157,8 @@ class Broker:
         items: Iterable[Any] = subscriptions
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
             items = arrow.subscriptions_of_table(arrow.as_table(subscriptions))
+        elif not isinstance(subscriptions, Iterable):
+            raise NearcastError(f"subscriptions is {subscriptions!r}; it must be one or many, or an Arrow table")
         rows: dict[Id, Parsed] = {}
         rejections: list[Rejection] = []
         id_type = self._subscription_id_type
@@ -163,11 +169,12 @@ class Broker:
             if not isinstance(item, (Boolean, Similar, TopK, Nearest)):
                 raise NearcastError(f"item {number} is {item!r}; it must be a Boolean, Similar, TopK or Nearest")
             try:
-                id_type = self._checked_id_type(item.id, id_type)
+                kind = self._checked_id_type(item.id, id_type)
                 row = self._parsed(item)
             except NearcastError as error:
                 rejections.append(Rejection(number, item.id, str(error)))
             else:
+                id_type = kind
                 # A later row replaces an earlier one and takes its own place in the order.
                 rows.pop(item.id, None)
                 rows[item.id] = row
@@ -178,8 +185,13 @@ class Broker:
 
     def unsubscribe(self, ids: Id | Iterable[Id]) -> None:
         """Remove a subscription, or many; an unknown id raises UnknownSubscriptionError and nothing is removed."""
-        wanted = [ids] if isinstance(ids, (str, int)) else list(ids)
-        self._feeds.forget(self._book.remove(wanted))
+        if isinstance(ids, (str, int)) or not isinstance(ids, Iterable):
+            ids = [ids]
+        wanted = [checked_id(subscription_id) for subscription_id in ids]
+        for subscription_id in wanted:
+            self._book.slot(subscription_id)
+        with self._change("unsubscribe"):
+            self._feeds.forget(self._book.remove(wanted))
 
     def __len__(self) -> int:
         """Return the number of subscriptions."""
@@ -252,12 +264,15 @@ class Broker:
                 "token_counts": pa.LargeListArray.from_arrays(offsets, pa.array(tokens.token_counts)),
             }
         )
-        return table.replace_schema_metadata({VOCABULARY_KEY: self.vocabulary.version.encode()})
+        n_tokens = len(self.vocabulary)
+        stamp = f"{self.vocabulary.version} {n_tokens} {self.vocabulary.fingerprint(n_tokens)}"
+        return table.replace_schema_metadata({VOCABULARY_KEY: stamp.encode()})
 
     # --- answers
 
     def results(self, subscription_id: Id) -> list[Delivery]:
         """Return the current results of a top-k or nearest subscription, the best first."""
+        self._check_whole()
         slot = self._book.slot(subscription_id)
         kind = self._book.columns.kinds[slot]
         if kind not in (TOPK, NEAREST):
@@ -275,10 +290,14 @@ class Broker:
         With `is_published` it is the message with this id that was published: is it in the results now, and why?
         """
         slot = self._book.slot(subscription_id)
-        columns = self._message_columns(self._checked_message(message))
-        pair = Pairs(np.zeros(1, np.int64), np.array([slot]))
+        raw = self._checked_message(message)
+        columns = self._message_columns(raw, self.vocabulary.of_words(message.text, is_admitted=False))
+        pair = unverified(np.zeros(1, np.int64), np.array([slot]))
         match = self._book.matches(pair, columns)
-        keeps_results = self._book.columns.ks[slot] > 0
+        entry: Entry | None = None
+        standing: list[Entry] = []
+        if self._book.columns.ks[slot] > 0:
+            entry, standing = self._feeds.outlook(slot, match, columns, message.id, is_published=is_published)
         return explanation(
             subscription_id=subscription_id,
             message_id=message.id,
@@ -286,8 +305,8 @@ class Broker:
             polygon=self._book.polygons[slot],
             message=columns,
             match=match,
-            entry=self._feeds.entry(match, columns, message.id, is_published) if keeps_results else None,
-            standing=self._feeds.entries(slot) if keeps_results else [],
+            entry=entry,
+            standing=standing,
             is_published=is_published,
             vocabulary=self.vocabulary,
             space=self.space,
@@ -300,7 +319,7 @@ class Broker:
             subscriptions=len(self),
             by_kind={name: int((kinds == code).sum()) for code, name in enumerate(KINDS)},
             messages=self._n_messages,
-            candidates=self._book.n_candidates,
+            candidates=self._n_candidates,
             deliveries=self._n_deliveries,
             window_messages=self._feeds.window.current_rows.size if self._feeds.window else 0,
             vocabulary_tokens=len(self.vocabulary),
@@ -311,6 +330,7 @@ class Broker:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to a folder, in place of what was saved there before."""
+        self._check_whole()
         subscription_arrays, subscriptions = self._book.state()
         arrays = {f"subscription_{name}": array for name, array in subscription_arrays.items()}
         tables = {
@@ -327,6 +347,8 @@ class Broker:
             "now": self._feeds.window.now if self._feeds.window else None,
             "n_registered": self._book.n_registered,
             "n_messages": self._n_messages,
+            "n_candidates": self._n_candidates,
+            "n_deliveries": self._n_deliveries,
             "subscription_id_type": str(self._subscription_id_type),
             "message_id_type": str(self._message_id_type),
         }
@@ -360,6 +382,8 @@ class Broker:
 
         description = state.description
         self._n_messages = description["n_messages"]
+        self._n_candidates = description["n_candidates"]
+        self._n_deliveries = description["n_deliveries"]
         self._subscription_id_type = ID_TYPES[description["subscription_id_type"]]
         self._message_id_type = ID_TYPES[description["message_id_type"]]
         self._book.restore(part("subscription_"), state.tables["subscriptions"], description["n_registered"])
@@ -385,14 +409,33 @@ class Broker:
         return kind
 
     def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None) -> pa.Table:
-        self._subscription_id_type = id_type
-        self._feeds.forget(self._book.remove([key for key in rows if key in self._book]))
-        slots = self._book.register(list(rows), list(rows.values()))
-        return self._deliveries(joined([]), None, [], self._feeds.register(slots))
+        with self._change("subscribe"):
+            self._subscription_id_type = id_type
+            self._feeds.forget(self._book.remove([key for key in rows if key in self._book]))
+            slots = self._book.register(list(rows), list(rows.values()))
+            changes = self._feeds.register(slots)
+        return self._deliveries(joined([]), None, [], changes)
+
+    @contextmanager
+    def _change(self, what: str) -> Iterator[None]:
+        """Guard a change: if it is cut off in the middle, by Ctrl-C or lack of memory, the broker answers no more."""
+        self._check_whole()
+        try:
+            yield
+        except BaseException:
+            self._interrupted = what
+            raise
+
+    def _check_whole(self) -> None:
+        if self._interrupted:
+            raise NearcastError(
+                f"an earlier call of {self._interrupted} was cut off in the middle, so this broker's answers could be "
+                "wrong; open it again from where it was saved"
+            )
 
     def _checked_message(self, message: Message) -> RawMessages:
         if not isinstance(message, Message):
-            raise NearcastError(f"message is {message!r}; it must be a Message; tables go to publish_batch")
+            raise NearcastError(f"message is {shortened(message)}; it must be a Message; tables go to publish_batch")
         raw, rejections = self._checked_messages([message])
         if rejections:
             raise NearcastError(f"message {message.id!r} was rejected: {rejections[0].reason}")
@@ -400,14 +443,12 @@ class Broker:
 
     def _checked_messages(self, messages: pa.Table | Sequence[Message]) -> tuple[RawMessages, list[Rejection]]:
         if not isinstance(messages, (pa.Table, pa.RecordBatch)):
+            if not isinstance(messages, Iterable):
+                raise NearcastError(f"messages is {messages!r}; it must be a list of Message or an Arrow table")
             messages = arrow.messages_to_table(list(messages))
         table = arrow.as_table(messages)
-        version = (table.schema.metadata or {}).get(VOCABULARY_KEY, b"").decode()
-        if "token_ids" in table.schema.names and version != self.vocabulary.version:
-            raise NearcastError(
-                f"these messages were analysed with vocabulary version {version or 'unknown'}; "
-                f"this broker has version {self.vocabulary.version}"
-            )
+        if "token_ids" in table.schema.names:
+            self._check_vocabulary(table.schema.metadata or {})
         raw, rejections = arrow.raw_messages(table, needs_time=isinstance(self.window, TimeWindow))
         if len(raw.ids):
             self._checked_id_type(raw.ids[0].as_py(), self._message_id_type, "message")
@@ -418,6 +459,19 @@ class Broker:
         if not is_good.all():
             raw = arrow.kept_messages(raw, np.flatnonzero(is_good))
         return raw, sorted(rejections, key=lambda rejection: rejection.row)
+
+    def _check_vocabulary(self, metadata: Mapping[bytes, bytes]) -> None:
+        """Raise unless token ids mean here what they meant where the messages were analysed."""
+        version, n_tokens, fingerprint = (*metadata.get(VOCABULARY_KEY, b"").decode().split(), "", "0", "")[:3]
+        if version != self.vocabulary.version:
+            raise NearcastError(
+                f"these messages were analysed with vocabulary version {version or 'unknown'}; "
+                f"this broker has version {self.vocabulary.version}"
+            )
+        if int(n_tokens) > len(self.vocabulary) or fingerprint != self.vocabulary.fingerprint(int(n_tokens)):
+            raise NearcastError(
+                "these messages were analysed by a broker that met other new words; analyse them with this one"
+            )
 
     def _token_rows(self, raw: RawMessages) -> TokenRows:
         if raw.tokens is not None:
@@ -433,8 +487,7 @@ class Broker:
         rows_of_words = [self.vocabulary.of_words(text if words is None else words) for text, words in both]
         return stacked_rows(rows_of_words) if rows_of_words else self.vocabulary.of_texts(raw.texts)
 
-    def _message_columns(self, raw: RawMessages) -> MessageColumns:
-        tokens = self._token_rows(raw)
+    def _message_columns(self, raw: RawMessages, tokens: TokenRows) -> MessageColumns:
         weights = self.vocabulary.weights(tokens.token_ids)
         return MessageColumns(
             x=raw.x,
@@ -448,15 +501,20 @@ class Broker:
         )
 
     def _publish(self, raw: RawMessages) -> pa.Table:
-        messages = self._message_columns(raw)
+        messages = self._message_columns(raw, self._token_rows(raw))
         ids = raw.ids.to_pylist()
-        if ids:
-            self._message_id_type = raw.ids.type
-        self._n_messages += len(ids)
-        found = joined(self._book.matches(pairs, messages) for pairs in self._book.candidates(messages))
+        found = joined(self._verified(pairs, messages) for pairs in self._book.candidates(messages))
         keeps_results = self._book.columns.ks[found.slots] > 0
-        changes = self._feeds.publish(Matches(*(part[keeps_results] for part in found)), messages, ids)
+        with self._change("publish"):
+            if ids:
+                self._message_id_type = raw.ids.type
+            self._n_messages += len(ids)
+            changes = self._feeds.publish(Matches(*(part[keeps_results] for part in found)), messages, ids)
         return self._deliveries(Matches(*(part[~keeps_results] for part in found)), messages, ids, changes)
+
+    def _verified(self, pairs: Pairs, messages: MessageColumns) -> Matches:
+        self._n_candidates += pairs.rows.size
+        return self._book.matches(pairs, messages)
 
     def _deliveries(
         self,

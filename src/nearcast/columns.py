@@ -42,6 +42,25 @@ from nearcast.model import (
 
 NO_TIME = -(2**63)
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+SUBSCRIPTION_COLUMNS = {
+    *(
+        "id",
+        "kind",
+        "expression",
+        "text",
+        "keywords",
+        "x",
+        "y",
+        "lon",
+        "lat",
+        "region",
+        "min_x",
+        "min_y",
+        "max_x",
+        "max_y",
+    ),
+    *("radius", "text_weight", "threshold", "similarity", "k", "spatial_weight"),
+}
 TICKS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -128,7 +147,7 @@ def raw_messages(table: pa.Table, *, needs_time: bool) -> tuple[RawMessages, lis
     problems.add(_nulls(x), "x is missing")
     problems.add(_nulls(y), "y is missing")
     if "token_ids" in table.schema.names:
-        tokens = (table["token_ids"].combine_chunks(), table["token_counts"].combine_chunks())
+        tokens = _checked_tokens(table)
         texts = keywords = None
     elif texts is None and keywords is None:
         raise NearcastError(
@@ -136,6 +155,8 @@ def raw_messages(table: pa.Table, *, needs_time: bool) -> tuple[RawMessages, lis
         )
     else:
         texts, keywords = _checked_texts(texts, keywords, problems)
+    _, is_bad_end = time_column(table, "expires")
+    problems.add(is_bad_end, "expires is out of range; it must be a moment between the years -283000 and 287000")
     times, is_bad_time = time_column(table, "ts")
     problems.add(is_bad_time, "ts is out of range; it must be a moment between the years -283000 and 287000")
     if needs_time:
@@ -144,6 +165,27 @@ def raw_messages(table: pa.Table, *, needs_time: bool) -> tuple[RawMessages, lis
     if not problems.is_good.all():
         raw = kept_messages(raw, np.flatnonzero(problems.is_good))
     return raw, problems.rejections(ids)
+
+
+def _checked_tokens(table: pa.Table) -> tuple[Any, Any]:
+    """Return the columns of an analysed table; they must be as `Broker.analyze` made them."""
+    if "token_counts" not in table.schema.names:
+        raise NearcastError("token_ids are given without token_counts; both come from Broker.analyze")
+    columns = [table[name].combine_chunks() for name in ("token_ids", "token_counts")]
+    for name, column in zip(("token_ids", "token_counts"), columns, strict=True):
+        if not (_is_list(column.type) and pa.types.is_integer(column.type.value_type)):
+            raise NearcastError(f"column {name!r} has type {column.type}; it must be list<int32>")
+        if column.null_count or column.flatten().null_count:
+            raise NearcastError(f"column {name!r} holds nulls; it must come from Broker.analyze")
+    ids, counts = columns
+    sizes = pc.list_value_length(ids)
+    values, occurrences = (column.flatten().to_numpy(zero_copy_only=False) for column in columns)
+    is_start = np.zeros(values.size + 1, bool)
+    is_start[np.cumsum(np.append(0, sizes.to_numpy(zero_copy_only=False)))] = True
+    is_ascending = (np.diff(values) > 0) | is_start[1:-1] if values.size else np.ones(0, bool)
+    if not sizes.equals(pc.list_value_length(counts)) or not is_ascending.all() or (occurrences < 1).any():
+        raise NearcastError("token_ids and token_counts do not fit each other; both must come from Broker.analyze")
+    return ids, counts
 
 
 def kept_messages(raw: RawMessages, rows: Any) -> RawMessages:
@@ -173,7 +215,7 @@ def _checked_texts(texts: Any, keywords: Any, problems: _Problems) -> tuple[Any,
         raise NearcastError(f"column 'text' has type {texts.type}; it must be string")
     if keywords is not None and pa.types.is_null(keywords.type):
         keywords = keywords.cast(pa.list_(pa.string()))
-    if keywords is not None and not (_is_list(keywords.type) and is_string(keywords.type.value_type)):
+    if keywords is not None and not is_list_of_strings(keywords.type):
         raise NearcastError(f"column 'keywords' has type {keywords.type}; it must be list<string>")
     if texts is None:
         problems.add(_nulls(keywords), "keywords are missing")
@@ -240,17 +282,29 @@ def subscriptions_of_table(table: pa.Table) -> Iterator[Subscription | Rejection
         raise NearcastError(
             f"subscriptions have the columns {', '.join(table.schema.names)}; they need 'expression' or 'keywords'"
         )
-    table = table.set_column(table.schema.get_field_index("id"), "id", id_column(table))
-    number = 0
+    table = table.select([name for name in table.schema.names if name in SUBSCRIPTION_COLUMNS])
+    ids = id_column(table)
+    table = table.set_column(table.schema.get_field_index("id"), "id", ids)
+    for number, row in enumerate(_rows(table)):
+        try:
+            if isinstance(row, NearcastError):
+                raise row
+            yield subscription_of_row({name: value for name, value in row.items() if value is not None})
+        except NearcastError as error:
+            yield Rejection(number, row["id"] if isinstance(row, dict) else None, str(error))
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any] | NearcastError]:
+    """Yield each row as a mapping; one that holds bytes that are not UTF-8 as an error."""
     for batch in table.to_batches(max_chunksize=10_000):
-        for row in batch.to_pylist():
-            # A CSV or JSON file cannot tell a missing number from NaN.
-            values = {name: value for name, value in row.items() if value is not None and value == value}
-            try:
-                yield subscription_of_row(values)
-            except NearcastError as error:
-                yield Rejection(number, row["id"], str(error))
-            number += 1
+        try:
+            yield from batch.to_pylist()
+        except UnicodeDecodeError:
+            for number in range(batch.num_rows):
+                try:
+                    yield from batch.slice(number, 1).to_pylist()
+                except UnicodeDecodeError as error:
+                    yield NearcastError(f"it holds bytes that are not UTF-8 ({error.reason})")
 
 
 def subscription_of_row(row: Mapping[str, Any]) -> Subscription:
@@ -263,6 +317,8 @@ def subscription_of_row(row: Mapping[str, Any]) -> Subscription:
     if len(given) > 1:
         raise NearcastError(f"{given[0]} and {given[1]} are both given; one of them must be null")
     words = row[given[0]]
+    if given[0] == "keywords":
+        words = [word for word in words if word is not None]
     if kind == "boolean":
         return Boolean(subscription_id, words, within=_region_of_row(row))
     at = (_needed(row, "x", "lon"), _needed(row, "y", "lat"))
@@ -441,7 +497,15 @@ def as_table(data: pa.Table | pa.RecordBatch) -> pa.Table:
 
 
 def _column(table: pa.Table, name: str) -> Any:
-    return table[name].combine_chunks() if name in table.schema.names else None
+    """Return a column in one piece; views of strings become strings, for Arrow cannot take rows of them."""
+    if name not in table.schema.names:
+        return None
+    column = table[name].combine_chunks()
+    if pa.types.is_string_view(column.type):
+        return column.cast(pa.string())
+    if _is_list(column.type) and pa.types.is_string_view(column.type.value_type):
+        return column.cast(pa.list_(pa.string()))
+    return column
 
 
 def _nulls(column: Any) -> Any:
@@ -458,6 +522,11 @@ def is_string(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def is_list_of_strings(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds lists of strings."""
+    return _is_list(kind) and is_string(kind.value_type)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class NearcastError(ValueError):
     """The base of every error that Nearcast raises about its input."""
+
+
+def _width(character: str) -> int:
+    """Return how many columns of a terminal a character takes."""
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 class ExpressionError(NearcastError):
@@ -22,8 +30,12 @@ class ExpressionError(NearcastError):
         start = max(0, position - 60)
         left = "..." if start else ""
         right = "..." if len(shown) > position + 40 else ""
-        caret = " " * (len(left) + position - start) + "^"
+        before = shown[start:position]
+        caret = " " * (len(left) + sum(map(_width, before))) + "^"
         super().__init__(f"{problem}\n  {left}{shown[start : position + 40]}{right}\n  {caret}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problem, self.expression, self.position)
 
 
 class UnknownSubscriptionError(NearcastError):
@@ -54,3 +66,6 @@ class RejectedRowsError(NearcastError):
         super().__init__(
             f'{count} rejected and nothing was applied; on_error="skip" takes the others\n' + "\n".join(shown)
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.rejections,)

@@ -14,16 +14,15 @@ from nearcast.results.standings import Entry
 from nearcast.scoring.spatial import spatial_similarity
 from nearcast.scoring.textual import cosine_of_unit_vectors, textual_similarity
 from nearcast.space.distance import distance
-from nearcast.space.regions import CIRCLE, POLYGON, is_in_polygon, might_be_in_region
+from nearcast.space.regions import ANYWHERE, CIRCLE, POLYGON, is_in_polygon, might_be_in_region
 from nearcast.text.vocabulary import Vocabulary
 
 MAX_SHOWN = 8
-PLACES = {0: "anywhere", 1: "the box", 2: "the circle", 3: "the polygon"}
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that had to be so, and whether it was."""
+    """One thing that was looked at, and whether it speaks for the match."""
 
     is_met: bool
     text: str
@@ -61,7 +60,7 @@ def explanation(
 ) -> Explanation:
     """Explain one pair; `subscription` and `message` are columns of a single row, `match` their verification.
 
-    `entry` is what the message would add to the results of a top-k or nearest subscription, `standing` those results.
+    `entry` is the place of the message in `standing`, the results of a top-k or nearest subscription.
     """
     case = _Case(subscription, polygon, message, vocabulary, space)
     kind = subscription.kinds[0]
@@ -118,10 +117,11 @@ class _Case:
             away = distance(self.is_geographic, numbers[0], numbers[1], self.x, self.y)
             side = "within" if is_inside else "beyond"
             text = f"it lies {self.length(away)} from the centre, {side} the radius of {self.length(numbers[2])}"
-        elif shape == 0:
+        elif shape == ANYWHERE:
             text = "it may lie anywhere"
         else:
-            text = f"({self.x:g}, {self.y:g}) lies {'in' if is_inside else 'outside'} {PLACES[shape]}"
+            text = f"({self.x:g}, {self.y:g}) lies {'in' if is_inside else 'outside'} the "
+            text += "polygon" if shape == POLYGON else "box"
             if shape != POLYGON:
                 text += f" from ({numbers[0]:g}, {numbers[1]:g}) to ({numbers[2]:g}, {numbers[3]:g})"
         return Check(is_inside, text)
@@ -186,28 +186,18 @@ class _Case:
 
     def rank(self, entry: Entry | None, standing: Sequence[Entry], is_published: bool) -> Check:
         """Check the place of a message among the results."""
-        if entry is None:
-            return Check(False, "it is not in the window any more" if is_published else "it is older than the window")
         k = int(self.s.ks[0])
-        is_known = entry.arrival in [other.arrival for other in standing]
-        ranks = [
-            i
-            for i, other in enumerate(standing, 1)
-            if other.arrival == entry.arrival or (not is_known and other.message == entry.message)
-        ]
+        if entry is None:
+            reason = "it is not among the results, nor in the window" if is_published else "it is older than the window"
+            return Check(False, reason)
+        ranks = [i for i, other in enumerate(standing, 1) if other.arrival == entry.arrival]
+        when = "is" if is_published else "would be"
         if ranks:
-            return Check(True, f"{self._measure(entry)}: it is number {ranks[0]} of the best {k} now")
-        if len(standing) < k and is_published:
-            return Check(False, f"{self._measure(entry)}: it came before the subscription was registered")
+            return Check(True, f"{self._measure(entry)}: it {when} number {ranks[0]} of the best {k}")
         if len(standing) < k:
-            return Check(True, f"{self._measure(entry)}: only {len(standing)} of {k} places are taken")
-        last = standing[-1]
-        is_better = entry.key < last.key and not is_published
-        verdict = "is better than" if is_better else "does not beat"
-        return Check(
-            is_better,
-            f"{self._measure(entry)}: it {verdict} number {k} of the best {k}, which has {self._measure(last)}",
-        )
+            return Check(False, f"{self._measure(entry)}: it came before the subscription was registered")
+        last = self._measure(standing[-1])
+        return Check(False, f"{self._measure(entry)}: it does not beat number {k} of the best {k}, which has {last}")
 
     def _measure(self, entry: Entry) -> str:
         if self.s.kinds[0] == TOPK:

@@ -15,4 +15,8 @@ def kernel(function: F) -> F:
 
     With NUMBA_DISABLE_JIT=1 the function runs as plain Python and gives the same answers.
     """
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    try:
+        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    except RuntimeError:
+        # Nowhere to keep the cache: compile in every process rather than not run at all.
+        return cast(F, numba.njit(nogil=True, error_model="numpy")(function))

@@ -44,7 +44,7 @@ def checked_unicode(name: str, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise NearcastError(f"{name} is {_shortened(value)}; it must be valid Unicode ({error.reason})") from None
+        raise NearcastError(f"{name} is {shortened(value)}; it must be valid Unicode ({error.reason})") from None
     return value
 
 
@@ -54,7 +54,7 @@ def checked_id(value: Any) -> Id:
         return checked_unicode("id", value)
     number = _integer(value)
     if number is None or not -INT64_MAX - 1 <= number <= INT64_MAX:
-        raise NearcastError(f"id is {value!r}; it must be a string or a 64-bit integer")
+        raise NearcastError(f"id is {shortened(value)}; it must be a string or a 64-bit integer")
     return number
 
 
@@ -66,10 +66,10 @@ def checked_words(name: str, value: Any) -> str | tuple[str, ...]:
         words = tuple(value)
         for word in words:
             if not isinstance(word, str):
-                raise NearcastError(f"{name} holds {word!r}; every keyword must be a string")
+                raise NearcastError(f"{name} holds {shortened(word)}; every keyword must be a string")
             checked_unicode(name, word)
         return words
-    raise NearcastError(f"{name} is {value!r}; it must be a string or a list of keywords")
+    raise NearcastError(f"{name} is {shortened(value)}; it must be a string or a list of keywords")
 
 
 def checked_number(name: str, value: Any) -> float:
@@ -79,7 +79,7 @@ def checked_number(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, (str, bytes, bool)) or not math.isfinite(number):
-        raise NearcastError(f"{name} is {value!r}; it must be a finite number")
+        raise NearcastError(f"{name} is {shortened(value)}; it must be a finite number")
     return number
 
 
@@ -88,7 +88,7 @@ def checked_fraction(name: str, value: Any, *, is_zero_allowed: bool = True) -> 
     number = checked_number(name, value)
     if not 0 <= number <= 1 or (number == 0 and not is_zero_allowed):
         span = "between 0 and 1" if is_zero_allowed else "above 0 and at most 1"
-        raise NearcastError(f"{name} is {value!r}; it must be {span}")
+        raise NearcastError(f"{name} is {shortened(value)}; it must be {span}")
     return number
 
 
@@ -96,18 +96,18 @@ def checked_count(name: str, value: Any, *, largest: int = 2**31 - 1) -> int:
     """Return `value` as an int of at least 1."""
     number = _integer(value)
     if number is None or not 1 <= number <= largest:
-        raise NearcastError(f"{name} is {value!r}; it must be a whole number from 1 to {largest}")
+        raise NearcastError(f"{name} is {shortened(value)}; it must be a whole number from 1 to {largest}")
     return number
 
 
 def checked_point(name: str, value: Any) -> Point:
     """Return `value` as a pair of finite floats."""
     if isinstance(value, (str, bytes, Mapping)):
-        raise NearcastError(f"{name} is {value!r}; it must be a pair of numbers (x, y)")
+        raise NearcastError(f"{name} is {shortened(value)}; it must be a pair of numbers (x, y)")
     try:
         x, y = value
     except (TypeError, ValueError):
-        raise NearcastError(f"{name} is {value!r}; it must be a pair of numbers (x, y)") from None
+        raise NearcastError(f"{name} is {shortened(value)}; it must be a pair of numbers (x, y)") from None
     return checked_number(f"x of {name}", x), checked_number(f"y of {name}", y)
 
 
@@ -124,7 +124,7 @@ def checked_time(name: str, value: Any) -> int | None:
     except NearcastError:
         seconds = math.inf
     if abs(seconds) > MAX_SECONDS:
-        raise NearcastError(f"{name} is {value!r}; it must be a datetime, or seconds since 1970") from None
+        raise NearcastError(f"{name} is {shortened(value)}; it must be a datetime, or seconds since 1970") from None
     whole = _integer(value)
     return whole * MICROSECONDS if whole is not None else round(seconds * MICROSECONDS)
 
@@ -132,7 +132,7 @@ def checked_time(name: str, value: Any) -> int | None:
 def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     """Return `value` if it is one of `choices`."""
     if value not in choices:
-        raise NearcastError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+        raise NearcastError(f"{name} is {shortened(value)}; it must be one of {', '.join(choices)}")
     return str(value)
 
 
@@ -228,6 +228,7 @@ class TimeWindow:
         seconds = checked_number("seconds", self.seconds)
         if not 1 / MICROSECONDS <= seconds <= MAX_SECONDS:
             raise NearcastError(f"seconds is {self.seconds!r}; it must be a duration above 0")
+        _set(self, seconds=seconds)
 
 
 Window = CountWindow | TimeWindow
@@ -318,13 +319,17 @@ def _read_geometry(value: Any) -> BaseGeometry:
             return _read_geometry(json.loads(value))
         if isinstance(value, str):
             return shapely.from_wkt(value)
-    except (ShapelyError, TypeError, ValueError) as error:
-        raise NearcastError(f"geometry is {_shortened(value)}; {wanted} ({error})") from None
-    raise NearcastError(f"geometry is {_shortened(value)}; {wanted}")
+    except (ShapelyError, TypeError, ValueError, RecursionError) as error:
+        raise NearcastError(f"geometry is {shortened(value)}; {wanted} ({error})") from None
+    raise NearcastError(f"geometry is {shortened(value)}; {wanted}")
 
 
-def _shortened(value: Any) -> str:
-    shown = repr(value)
+def shortened(value: Any) -> str:
+    """Return how a value is shown in an error: its repr, not too long."""
+    try:
+        shown = repr(value)
+    except ValueError:  # Python refuses to write out integers of thousands of digits
+        shown = "a number of very many digits"
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
@@ -376,7 +381,7 @@ class Boolean:
     def __post_init__(self) -> None:
         _set(self, id=checked_id(self.id), expression=checked_words("expression", self.expression))
         if not isinstance(self.within, (Anywhere, Box, Circle, Polygon)):
-            raise NearcastError(f"within is {_shortened(self.within)}; it must be Box, Circle, Polygon or Anywhere")
+            raise NearcastError(f"within is {shortened(self.within)}; it must be Box, Circle, Polygon or Anywhere")
 
 
 @dataclass(frozen=True, slots=True)

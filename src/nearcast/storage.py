@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,8 @@ from nearcast.errors import StorageError
 
 FORMAT = "nearcast-state-1"
 MANIFEST = "MANIFEST.json"
+UNFINISHED = f".{MANIFEST}.tmp"
+_STATE_NAME = re.compile(r"state-\d{6,}")
 
 
 class State(NamedTuple):
@@ -36,41 +40,58 @@ class State(NamedTuple):
 
 def write_state(path: str | os.PathLike[str], state: State) -> None:
     """Write a state to a folder, in place of the one it held before."""
+    if not os.fspath(path):
+        raise StorageError("the path is empty; it must name a folder")
     folder = Path(path)
+    try:
+        _write_state(folder, state)
+    except (OSError, ValueError) as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{folder} could not be written: {error}") from error
+
+
+def _write_state(folder: Path, state: State) -> None:
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; a state needs a folder")
-    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-        raise StorageError(f"{folder} holds other files; a state needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)
-    earlier = [int(old.name[6:]) for old in folder.glob("state-*") if old.name[6:].isdigit()]
-    name = f"state-{max(earlier, default=0) + 1:06d}"
-    (folder / name).mkdir()
-    for key, array in state.arrays.items():
-        np.save(folder / name / f"{key}.npy", array, allow_pickle=False)
-    for key, table in state.tables.items():
-        with pa.OSFile(str(folder / name / f"{key}.arrow"), "wb") as file:
-            with pa.ipc.new_file(file, table.schema) as writer:
+    names = {entry.name for entry in folder.iterdir()}
+    numbers = sorted(int(name[6:]) for name in names if _STATE_NAME.fullmatch(name))
+    if MANIFEST not in names and any(not _STATE_NAME.fullmatch(name) and name != UNFINISHED for name in names):
+        raise StorageError(f"{folder} holds other files; a state needs a folder of its own")
+    target = folder / f"state-{max(numbers, default=0) + 1:06d}"
+    target.mkdir()
+    try:
+        for key, array in state.arrays.items():
+            np.save(target / f"{key}.npy", array, allow_pickle=False)
+        for key, table in state.tables.items():
+            with pa.OSFile(str(target / f"{key}.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table)
-    files = {file.name: _size_and_checksum(file, is_synced=True) for file in sorted((folder / name).iterdir())}
-    manifest = {"format": FORMAT, "state": name, "files": files, "description": dict(state.description)}
-    unfinished = folder / f".{MANIFEST}.tmp"
-    with open(unfinished, "w", encoding="utf-8") as text:
-        json.dump(manifest, text, indent=1)
-        text.flush()
-        os.fsync(text.fileno())
-    os.replace(unfinished, folder / MANIFEST)
-    for old in folder.glob("state-*"):
-        if old.name != name:
-            shutil.rmtree(old, ignore_errors=True)
+        files = {file.name: _size_and_checksum(file, is_synced=True) for file in sorted(target.iterdir())}
+        manifest = {"format": FORMAT, "state": target.name, "files": files, "description": dict(state.description)}
+        with open(folder / UNFINISHED, "w", encoding="utf-8") as text:
+            json.dump(manifest | {"checksum": _manifest_checksum(manifest)}, text, indent=1)
+            text.flush()
+            os.fsync(text.fileno())
+        _sync_folder(target)
+        os.replace(folder / UNFINISHED, folder / MANIFEST)
+        _sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    for number in numbers[:-1]:
+        shutil.rmtree(folder / f"state-{number:06d}", ignore_errors=True)
 
 
 def read_state(path: str | os.PathLike[str]) -> State:
     """Read the state of a folder; raise StorageError unless every byte is as it was written."""
-    folder = Path(path)
+    folder = Path(os.fspath(path))
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise StorageError(f"{folder} has format {manifest['format']!r}; this version reads {FORMAT!r}")
+        if manifest.pop("checksum") != _manifest_checksum(manifest):
+            raise StorageError(f"{folder / MANIFEST} is damaged: its checksum is not as written")
         arrays, tables = {}, {}
         for name, expected in manifest["files"].items():
             file = folder / manifest["state"] / name
@@ -87,8 +108,36 @@ def read_state(path: str | os.PathLike[str]) -> State:
         if missing.name == MANIFEST:
             raise StorageError(f"{folder} holds no saved broker: there is no {MANIFEST} in it") from None
         raise StorageError(f"{folder} is damaged: {missing.name} is missing") from None
-    except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except StorageError:
+        raise
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, pa.ArrowException) as error:
         raise StorageError(f"{folder} holds no readable state: {error}") from error
+
+
+@contextmanager
+def replaced_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield where to write a file that takes the place of `path` once it is complete; links are followed."""
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        raise StorageError(f"{path} is not a regular file; it would be replaced")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield unfinished
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _manifest_checksum(manifest: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _size_and_checksum(file: Path, *, is_synced: bool = False) -> list[int]:

@@ -46,8 +46,8 @@ def test_the_verdict_is_that_of_the_oracle(nearcast, scenario_files, subscriptio
         ("triangle", "m7", ["(5, 5) lies outside the polygon"]),
         ("similar", "m2", ["dice 0.6667", "it lies 1 away, of 14.1421 at most"]),
         ("similar", "m6", ["it has none of the words", "stays below the threshold 0.7"]),
-        ("topk", "m5", ["it has 'sale', 'coffee'", "it lies 0 away", "it is number 1 of the best 1 now"]),
-        ("nearest", "m7", ["distance 0: it is number 1 of the best 2 now"]),
+        ("topk", "m5", ["it has 'sale', 'coffee'", "it lies 0 away", "it is number 1 of the best 1"]),
+        ("nearest", "m7", ["distance 0: it is number 1 of the best 2"]),
     ],
 )
 def test_the_reasons_are_given(nearcast, scenario_files, subscription, message, reasons):

@@ -30,11 +30,12 @@ def summary(nearcast, tmp_path):
         ]
         out, rejected = tmp_path / "out.jsonl", tmp_path / "rejected.jsonl"
         result = nearcast("match", *files, "-o", out, "--rejected", rejected, "--json", *options)
-        if result.exception:
+        if result.exception and result.exit_code != 1:
             raise result.exception
         told = json.loads(result.stdout)
         told["rejected"] = [json.loads(line) for line in rejected.read_text().splitlines()]
         told["delivered"] = read(out)
+        told["exit_code"] = result.exit_code
         return told
 
     return run
@@ -292,6 +293,7 @@ def test_a_file_of_no_bytes_is_refused_by_name(nearcast, scenario_files, tmp_pat
 def test_a_file_of_only_bad_rows_tells_what_is_wrong_with_them(summary, suffix):
     bad = {**GOOD, "y": 91} if suffix == "parquet" else {**GOOD, "y": "north"}
     told = summary([COFFEE], [bad, bad], suffix=suffix)
+    assert told["exit_code"] == 1
     assert [row["row"] for row in told["rejected"]] == [0, 1]
     assert all(row["reason"].startswith("y is ") for row in told["rejected"])
 

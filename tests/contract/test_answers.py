@@ -29,6 +29,28 @@ from nearcast.model import KINDS
 
 pytestmark = pytest.mark.kernels
 
+# An index as it is, and made to show what small input would never bring about: everything in segments, which are
+# built at every change and split wherever they can be, or nowhere.
+ALWAYS_SEGMENTS = {"nearcast.index.adaptive.MAX_DELTA_PAIRS": 0}
+VARIANTS = {
+    **{index: (index, {}) for index in INDEXES},
+    "adaptive, all split": ("adaptive", ALWAYS_SEGMENTS | {"nearcast.index.segment.LOOKUP_COST": -1e9}),
+    "adaptive, all leaves": ("adaptive", ALWAYS_SEGMENTS | {"nearcast.index.segment.LOOKUP_COST": 1e9}),
+    "adaptive, by words": (
+        "adaptive",
+        ALWAYS_SEGMENTS | {"nearcast.index.segment.LOOKUP_COST": 0, "nearcast.index.segment.WORD_COST": 1e9},
+    ),
+}
+
+
+@pytest.fixture(params=VARIANTS, scope="module")
+def index(request):
+    name, settings_of_index = VARIANTS[request.param]
+    with pytest.MonkeyPatch.context() as patched:
+        for place, value in settings_of_index.items():
+            patched.setattr(place, value)
+        yield name
+
 
 def brokers(space, sample, window, index):
     """The engine and the oracle, side by side."""
@@ -36,7 +58,6 @@ def brokers(space, sample, window, index):
     return broker, oracle.Oracle(space, oracle.Statistics.of(sample), window)
 
 
-@pytest.mark.parametrize("index", INDEXES)
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples)
 def test_every_kind_gets_the_oracle_answer(kind, index, data, space, sample):
@@ -52,7 +73,6 @@ def test_every_kind_gets_the_oracle_answer(kind, index, data, space, sample):
             assert broker.results(subscription_id) == expected.results(subscription_id)
 
 
-@pytest.mark.parametrize("index", INDEXES)
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples, window=st.none() | strategies.windows)
 def test_one_by_one_ends_as_a_batch_does(index, data, space, sample, window):
     kinds = KINDS if window else ("boolean", "similar", "nearest")
@@ -151,7 +171,6 @@ class Churn(RuleBasedStateMachine):
                 assert self.broker.results(subscription_id) == self.expected.results(subscription_id)
 
 
-@pytest.mark.parametrize("index", INDEXES)
 def test_any_history_gives_the_oracle_answer(index):
     # A history is many examples in one; a quarter as many of them is enough.
     fewer = settings(max_examples=max(1, settings().max_examples // 4), stateful_step_count=30)

@@ -32,10 +32,18 @@ def test_wrong_types_are_named():
         (lambda: nc.Broker(space="flat"), "space is 'flat'; it must be one of Planar, Geographic"),
         (lambda: nc.Broker(window=100), "window is 100; it must be one of CountWindow, TimeWindow"),
         (lambda: nc.Broker(vocabulary=["tea"]), "vocabulary is \\['tea'\\]; it must be one of Vocabulary"),
-        (lambda: nc.Broker(index="magic"), "index is 'magic'; it must be one of exhaustive"),
+        (lambda: nc.Broker(index="magic"), "index is 'magic'; it must be one of adaptive, exhaustive"),
         (lambda: broker.publish("tea"), "message is 'tea'; it must be a Message"),
         (lambda: broker.publish_batch(["tea"]), "messages holds 'tea'; every one must be a Message"),
         (lambda: broker.subscribe(["tea"]), "item 0 is 'tea'; it must be a Boolean, Similar, TopK or Nearest"),
+        (lambda: broker.subscribe(5), "subscriptions is 5; it must be one or many"),
+        (lambda: broker.publish_batch(None), "messages is None; it must be a list of Message or an Arrow table"),
+        (lambda: broker.unsubscribe(None), "id is None"),
+        (lambda: broker.unsubscribe(True), "id is True"),
+        (lambda: nc.Analyzer(stop_words=[None]), "stop_words is"),
+        (lambda: nc.Vocabulary.fit(None), "the sample is None"),
+        (lambda: nc.Vocabulary.fit([], analyzer=5), "analyzer is 5; it must be an Analyzer"),
+        (lambda: nc.Vocabulary(tokens=["a"]), "there are 1 tokens"),
         (lambda: broker.subscribe([], on_error="ignore"), "on_error is 'ignore'; it must be one of raise, skip"),
     ]:
         with pytest.raises(nc.NearcastError, match=message):
@@ -167,8 +175,9 @@ def test_explanations_of_scores():
     assert "✗ it has none of the words 'tea'" in explained(broker, "t", nc.Message("m", 0, 1, "cake"))
     beaten = explained(broker, "t", nc.Message("m2", 0, 9, "tea"))
     assert "✗ score 0.1000: it does not beat number 1 of the best 1, which has score 0.9000" in beaten
-    assert "is better than number 1" in explained(broker, "t", nc.Message("m3", 0, 0, "tea"))
-    assert "✓ score 1.0000: it is number 1 of the best 1 now" in str(broker.explain("t", nc.Message("m3", 0, 0, "tea")))
+    assert "✓ score 1.0000: it would be number 1 of the best 1" in explained(broker, "t", nc.Message("m3", 0, 0, "tea"))
+    published = broker.explain("t", nc.Message("m3", 0, 0, "tea"), is_published=True)
+    assert "✓ score 1.0000: it is number 1 of the best 1" in str(published)
     assert "✗ distance 1: it does not beat number 1 of the best 1, which has distance 0" in explained(
         broker, "n", nc.Message("m4", 1, 0, "tea")
     )
@@ -184,8 +193,44 @@ def test_an_explanation_knows_ties_and_late_messages():
     broker.publish(nc.Message("a", 0, 0, "tea", ts=2))
     broker.publish(nc.Message("b", 0, 0, "cake", ts=5))
     assert "does not beat number 1" in explained(broker, "t", nc.Message("b", 0, 0, "tea", ts=2))
-    assert "is better than number 1" in explained(broker, "t", nc.Message("c", 0, 0, "tea", ts=3))
+    assert "it would be number 1" in explained(broker, "t", nc.Message("c", 0, 0, "tea", ts=3))
     assert "✗ it is older than the window" in explained(broker, "t", nc.Message("d", 0, 0, "tea", ts=1))
+
+
+def test_an_explanation_counts_what_a_message_would_push_out():
+    broker = nc.Broker(space=PLANE, window=nc.CountWindow(1))
+    broker.subscribe(nc.TopK("t", "tea", at=(0, 0), k=1))
+    broker.publish(nc.Message("a", 0, 0, "tea"))
+    assert "it would be number 1" in explained(broker, "t", nc.Message("b", 9, 9, "tea"))
+    gone = broker.explain("t", nc.Message("a", 0, 0, "tea"), is_published=True)
+    assert not gone.is_match
+    assert "✗ it is not among the results, nor in the window" in str(gone)
+
+
+def test_an_explanation_changes_nothing():
+    broker = nc.Broker(space=PLANE)
+    broker.subscribe(nc.Similar("s", "tea", at=(0, 0)))
+    before = broker.stats()
+    assert "it has 'tea'" in str(broker.explain("s", nc.Message("m", 1, 1, "tea unheard of")))
+    assert broker.stats() == before
+
+
+def test_a_broker_that_was_cut_off_says_so(monkeypatch):
+    broker = nc.Broker(space=PLANE, window=nc.CountWindow(5))
+    broker.subscribe(nc.TopK("t", "tea", at=(0, 0)))
+    with monkeypatch.context() as patched:
+        patched.setattr(broker._feeds._standings, "update", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            broker.publish(nc.Message("a", 0, 0, "tea"))
+    for call in (lambda: broker.results("t"), lambda: broker.publish(nc.Message("b", 0, 0, "tea"))):
+        with pytest.raises(nc.NearcastError, match="publish was cut off in the middle"):
+            call()
+
+
+def test_a_rejected_row_does_not_settle_the_kind_of_ids():
+    broker = nc.Broker()
+    broker.subscribe([nc.Boolean(1, "!"), nc.Boolean("s", "tea")], on_error="skip")
+    assert broker.ids() == ["s"]
 
 
 def test_the_order_of_deliveries_is_that_of_arrival_and_registration():

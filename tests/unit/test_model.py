@@ -1,6 +1,7 @@
 """Bad input is refused with the field, the value and what would be right."""
 
 import math
+import pickle
 from datetime import UTC, datetime
 
 import numpy as np
@@ -101,3 +102,19 @@ def test_times_are_microseconds_in_utc():
 def test_models_are_frozen():
     with pytest.raises(AttributeError):
         nc.Circle(0, 0, 1).radius = 2
+
+
+def test_errors_survive_pickling():
+    for make in (
+        lambda: nc.Broker().subscribe(nc.Boolean("s", "tea AND")),
+        lambda: nc.Broker().subscribe([nc.TopK("s", "tea", at=(0, 0))]),
+    ):
+        with pytest.raises(nc.NearcastError) as raised:
+            make()
+        copy = pickle.loads(pickle.dumps(raised.value))
+        assert (type(copy), str(copy)) == (type(raised.value), str(raised.value))
+
+
+def test_a_huge_number_can_be_shown():
+    with pytest.raises(nc.NearcastError, match="id is a number of very many digits"):
+        nc.Message(10**5000, 0, 0, "tea")

@@ -1,7 +1,9 @@
 """A saved broker is read back whole or refused; never a crash, never a wrong answer."""
 
 import json
+import os
 
+import numpy as np
 import pytest
 
 import nearcast as nc
@@ -44,7 +46,8 @@ def test_saving_again_replaces_the_state(tmp_path):
     broker.save(tmp_path)
     broker.unsubscribe("t")
     broker.save(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, "state-000002"]
+    broker.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, "state-000002", "state-000003"]
     assert nc.Broker.open(tmp_path).ids() == ["b", "s", "n"]
 
 
@@ -85,12 +88,37 @@ def test_foreign_folders_are_refused(tmp_path):
 
 def test_an_unfinished_save_leaves_the_old_state(tmp_path, monkeypatch):
     broker = busy_broker()
-    broker.save(tmp_path)
-    broker.unsubscribe("b")
-    with monkeypatch.context() as patched:
-        patched.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("the power went out")))
-        with pytest.raises(OSError, match="the power went out"):
-            broker.save(tmp_path)
-    assert "b" in nc.Broker.open(tmp_path)
-    broker.save(tmp_path)
-    assert "b" not in nc.Broker.open(tmp_path)
+    for name in ("new", "old"):
+        if name == "old":
+            broker.save(tmp_path / name)
+            broker.unsubscribe("b")
+        with monkeypatch.context() as patched:
+            patched.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("the power went out")))
+            with pytest.raises(nc.StorageError, match="could not be written: the power went out"):
+                broker.save(tmp_path / name)
+    assert "b" in nc.Broker.open(tmp_path / "old")
+    for name in ("new", "old"):
+        broker.save(tmp_path / name)
+        assert "b" not in nc.Broker.open(tmp_path / name)
+
+
+def test_what_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "below", tmp_path / ("x" * 300), ""):
+        with pytest.raises(nc.StorageError):
+            busy_broker().save(path)
+        with pytest.raises(nc.StorageError):
+            nc.Vocabulary().save(path)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(nc.StorageError, match="not a regular file"):
+        nc.Vocabulary().save(fifo)
+    (tmp_path / "link").symlink_to("file")
+    nc.Vocabulary.fit(["tea"]).save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert "tea" in nc.Vocabulary.open(tmp_path / "file")
+
+
+def test_a_window_of_any_number_type_can_be_saved(tmp_path):
+    nc.Broker(window=nc.TimeWindow(np.int64(5))).save(tmp_path)
+    assert nc.Broker.open(tmp_path).window == nc.TimeWindow(5)

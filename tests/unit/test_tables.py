@@ -174,6 +174,7 @@ BAD_SUBSCRIPTIONS = [
     ({"kind": "similar", "x": 11.0, "y": 1.0}, "at is .*: x is 11.0; it must be between 0.0 and 10.0"),
     ({"kind": "similar", "x": 1.0, "y": 1.0, "threshold": 2.0}, "threshold is 2.0"),
     ({"kind": "nearest", "x": 1.0, "y": 1.0, "k": 0.5}, "k is 0.5"),
+    ({"kind": "nearest", "x": 1.0, "y": 1.0, "k": float("nan")}, "k is nan"),
     ({"kind": "nearest", "x": 1.0, "y": 1.0, "expression": "!!"}, "text is '!!'; it must hold at least one word"),
     ({"kind": "topk", "x": 1.0, "y": 1.0}, "kind is topk, which needs a window"),
     ({"x": 1.0, "y": 1.0}, "radius is missing"),
@@ -213,7 +214,45 @@ def test_analysed_messages_give_the_same_deliveries():
     foreign = plane_broker(vocabulary=nc.Vocabulary.fit(["tea"]))
     with pytest.raises(nc.NearcastError, match="this broker has version"):
         foreign.publish_batch(direct.analyze(messages))
-    with pytest.raises(nc.NearcastError, match="ids that this broker's vocabulary does not know"):
+    with pytest.raises(nc.NearcastError, match="analysed by a broker that met other new words"):
         plane_broker().publish_batch(direct.analyze(messages))
     with pytest.raises(nc.RejectedRowsError):
         direct.analyze([nc.Message("a", 99, 1, "tea")])
+
+
+def test_analysed_messages_that_were_tampered_with_are_refused():
+    broker = plane_broker()
+    good = broker.analyze([nc.Message("a", 1, 1, "tea tea cake")])
+    for name, value in [
+        ("token_ids", [[1, 0]]),
+        ("token_ids", [[0, 0]]),
+        ("token_ids", [[0]]),
+        ("token_ids", [None]),
+        ("token_counts", [[1, 0]]),
+        ("token_counts", [["x", "y"]]),
+        ("token_ids", [[0, 99]]),
+    ]:
+        bad = good.set_column(good.schema.get_field_index(name), name, pa.array(value))
+        with pytest.raises(nc.NearcastError, match="token_"):
+            broker.publish_batch(bad)
+    with pytest.raises(nc.NearcastError, match="token_ids are given without token_counts"):
+        broker.publish_batch(good.drop_columns("token_counts"))
+
+
+def test_odd_but_right_types_of_columns_are_taken():
+    view = pa.table(
+        {
+            "id": pa.array(["a", None], pa.string_view()),
+            "x": [1, 1],
+            "y": [1, 1],
+            "text": pa.array(["tea", "tea"], pa.string_view()),
+        }
+    )
+    deliveries, rejected = plane_broker().publish_batch(view, on_error="skip")
+    assert (deliveries.num_rows, rejected.num_rows) == (1, 1)
+    far = pa.array([2**62], pa.int64()).cast(pa.timestamp("ns"))
+    table = pa.table({"id": ["s"], "kind": ["boolean"], "expression": ["tea"], "made": far})
+    nc.Broker().subscribe(table)
+    not_utf8 = pa.Array.from_buffers(pa.string(), 1, [*pa.array(["te"]).buffers()[:2], pa.py_buffer(b"\xff\xfe")])
+    _, rejected = nc.Broker().subscribe(table.set_column(2, "expression", not_utf8), on_error="skip")
+    assert "not UTF-8" in rejected["reason"][0].as_py()

@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 
 from nearcast.columns import TIMESTAMP, check_column_names, id_array
 from nearcast.errors import NearcastError, Rejection
-from nearcast.model import INT64_MAX, checked_id, checked_time, checked_unicode, checked_words
+from nearcast.model import INT64_MAX, checked_id, checked_time, checked_unicode, checked_words, shortened
+from nearcast.storage import replaced_file
 
 INPUT_FORMATS = ".parquet, .csv, .jsonl (also .ndjson or .json), or .geojson; .csv and .jsonl also with .gz"
 OUTPUT_FORMATS = ".parquet, .csv or .jsonl; .csv and .jsonl also with .gz"
@@ -102,6 +103,8 @@ def check_writable(path: Path) -> None:
     """Raise if a file cannot be created there."""
     if path.is_dir():
         raise NearcastError(f"{path} is a folder; it must be a file")
+    if path.exists() and not path.is_file():
+        raise NearcastError(f"{path} is not a regular file; it would be replaced")
     if not path.parent.is_dir():
         raise NearcastError(f"{path}: the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
@@ -112,26 +115,23 @@ def check_writable(path: Path) -> None:
 def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], Any]]:
     """Yield a function that appends a table to a file; the file appears only when all is written."""
     kind = _format(path, OUTPUT_FORMATS)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished_files.add(unfinished)
     try:
-        if kind == ".parquet":
-            with pq.ParquetWriter(unfinished, schema, compression="zstd") as parquet:
-                yield parquet.write_table
-        else:
-            opened = gzip.open if _is_gzip(path) else open
-            with opened(unfinished, "wb") as file:
-                if kind == ".csv":
-                    with pyarrow.csv.CSVWriter(file, schema) as writer:
-                        yield writer.write_table
-                else:
-                    yield lambda table: file.writelines(map(_json_line, table.to_pylist()))
-        os.replace(unfinished, path)
+        with replaced_file(path) as unfinished:
+            unfinished_files.add(unfinished)
+            if kind == ".parquet":
+                with pq.ParquetWriter(unfinished, schema, compression="zstd") as parquet:
+                    yield parquet.write_table
+            else:
+                opened = gzip.open if _is_gzip(path) else open
+                with opened(unfinished, "wb") as file:
+                    if kind == ".csv":
+                        with pyarrow.csv.CSVWriter(file, schema) as writer:
+                            yield writer.write_table
+                    else:
+                        yield lambda table: file.writelines(map(_json_line, table.to_pylist()))
+            unfinished_files.discard(unfinished)
     except OSError as error:
         raise NearcastError(f"{path} could not be written: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-        unfinished_files.discard(unfinished)
 
 
 def _json_line(row: Mapping[str, Any]) -> bytes:
@@ -290,7 +290,7 @@ def _checked_row(row: Any) -> dict[str, Any]:
     if isinstance(row, NearcastError):
         raise row
     if not isinstance(row, dict):
-        raise NearcastError(f"it is {_shown(row)}; it must be an object with named values")
+        raise NearcastError(f"it is {shortened(row)}; it must be an object with named values")
     result: dict[str, Any] = {}
     for given_name, value in row.items():
         name = OTHER_NAMES.get(given_name, given_name)
@@ -322,20 +322,12 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise NearcastError(f"{name} is {_shown(value)}; it must be a number that fits 64 bits") from None
+        raise NearcastError(f"{name} is {shortened(value)}; it must be a number that fits 64 bits") from None
 
 
 def _check(is_good: bool, name: str, value: Any, wanted: str) -> None:
     if not is_good:
-        raise NearcastError(f"{name} is {_shown(value)}; it must be {wanted}")
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to write out integers of thousands of digits
-        text = "a number of very many digits"
-    return text if len(text) <= 80 else text[:77] + "..."
+        raise NearcastError(f"{name} is {shortened(value)}; it must be {wanted}")
 
 
 def _microseconds(name: str, value: Any) -> int | None:
@@ -343,7 +335,7 @@ def _microseconds(name: str, value: Any) -> int | None:
         return checked_time(name, datetime.fromisoformat(value) if isinstance(value, str) else value)
     except ValueError:
         wanted = "a time such as 2017-01-01T06:00:00Z, or seconds since 1970"
-        raise NearcastError(f"{name} is {_shown(value)}; it must be {wanted}") from None
+        raise NearcastError(f"{name} is {shortened(value)}; it must be {wanted}") from None
 
 
 def _type_of(name: str, id_type: pa.DataType | None) -> pa.DataType:

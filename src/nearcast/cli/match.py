@@ -115,10 +115,12 @@ def match(
     }
     if as_json:
         typer.echo(json.dumps(summary))
-        return
-    for what, rows in rejections.items():
-        print_rejections(what, rows, hint="; --rejected FILE writes all")
-    _print_summary(summary)
+    else:
+        for what, rows in rejections.items():
+            print_rejections(what, rows, hint="; --rejected FILE writes all")
+        _print_summary(summary)
+    if (rejections["subscriptions"] and not stats.subscriptions) or (rejections["messages"] and not stats.messages):
+        raise typer.Exit(1)
 
 
 def _row(rejection: Rejection) -> int:
@@ -130,8 +132,8 @@ def _check_rejections(on_error: str, path: Path, rejections: list[Rejection]) ->
         first = min(rejections, key=_row)
         others = f" (and {len(rejections) - 1} more)" if len(rejections) > 1 else ""
         raise NearcastError(
-            f"{path}: row {first.row}, id {first.id!r}: {first.reason}{others}; "
-            "nothing was written, --on-error skip takes the other rows"
+            f"{path}: row {first.row}, id {first.id!r}{others}; nothing was written, "
+            f"--on-error skip takes the other rows\n{first.reason}"
         )
 
 

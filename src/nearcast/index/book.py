@@ -34,7 +34,6 @@ class Book:
         self.vocabulary = vocabulary
         self.index_name = index
         self.n_registered = 0
-        self.n_candidates = 0
         self._lay_out(compiled([], vocabulary, 0), np.empty(0, object), np.empty(0, object))
 
     def __len__(self) -> int:
@@ -42,7 +41,7 @@ class Book:
         return len(self._slot_of)
 
     def __contains__(self, subscription_id: object) -> bool:
-        return subscription_id in self._slot_of
+        return isinstance(subscription_id, (str, int)) and subscription_id in self._slot_of
 
     @property
     def columns(self) -> SubscriptionColumns:
@@ -106,7 +105,6 @@ class Book:
 
     def matches(self, pairs: Pairs, messages: MessageColumns) -> Matches:
         """Return the pairs that match."""
-        self.n_candidates += pairs.rows.size
         return matches(pairs, self.columns, self.polygons, messages, self.space)
 
     def state(self) -> tuple[dict[str, Any], pa.Table]:
@@ -127,7 +125,7 @@ class Book:
         self._ids = Growable(ids)
         self._polygons = Growable(polygons)
         self._slot_of: dict[Id, int] = {subscription_id: slot for slot, subscription_id in enumerate(ids.tolist())}
-        self._index = INDEXES[self.index_name]()
+        self._index = INDEXES[self.index_name](self.space, self.vocabulary)
         self._index.insert(np.arange(ids.size), columns)
 
 

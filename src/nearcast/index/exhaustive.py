@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.index.protocol import Pairs
+from nearcast.index.protocol import Pairs, unverified
+from nearcast.model import Space
+from nearcast.text.vocabulary import Vocabulary
 
 # Pairs in a block: enough to make the cost of a call negligible, few enough to stay in cache.
 BLOCK_PAIRS = 1 << 18
@@ -17,7 +19,7 @@ BLOCK_PAIRS = 1 << 18
 class ExhaustiveIndex:
     """Proposes every subscription for every message, so no match can be lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, _space: Space, _vocabulary: Vocabulary) -> None:
         self._is_alive = np.zeros(0, bool)
         self._slots: Any = None
 
@@ -45,4 +47,4 @@ class ExhaustiveIndex:
         step = max(1, BLOCK_PAIRS // slots.size)
         for start in range(0, n_messages, step):
             rows = np.arange(start, min(start + step, n_messages))
-            yield Pairs(np.repeat(rows, slots.size), np.tile(slots, rows.size))
+            yield unverified(np.repeat(rows, slots.size), np.tile(slots, rows.size))

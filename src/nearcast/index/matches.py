@@ -27,17 +27,28 @@ def matches(
     pairs: Pairs, subscriptions: SubscriptionColumns, polygons: Any, messages: MessageColumns, space: Space
 ) -> Matches:
     """Return the pairs that match; `polygons` holds the geometry of each slot that has one."""
+    if pairs.is_sure.all():
+        unknown = np.full(pairs.rows.size, np.nan)
+        return Matches(pairs.rows, pairs.slots, unknown, unknown)
+    doubtful = np.flatnonzero(~pairs.is_sure)
+    rows, slots = pairs.rows[doubtful], pairs.slots[doubtful]
     is_match, scores, distances = verify(
-        subscriptions, messages, pairs.slots, pairs.rows, isinstance(space, Geographic), space.max_dist
+        subscriptions, messages, slots, rows, isinstance(space, Geographic), space.max_dist
     )
-    kept = np.flatnonzero(is_match)
-    is_open = subscriptions.shapes[pairs.slots[kept]] == POLYGON
-    if is_open.any():
-        tested = kept[is_open]
-        rows = pairs.rows[tested]
-        is_open[is_open] = ~is_in_polygon(space, polygons[pairs.slots[tested]], messages.x[rows], messages.y[rows])
-        kept = kept[~is_open]
-    return Matches(pairs.rows[kept], pairs.slots[kept], scores[kept], distances[kept])
+    has_polygon = np.flatnonzero(is_match & (subscriptions.shapes[slots] == POLYGON))
+    if has_polygon.size:
+        points = rows[has_polygon]
+        is_inside = is_in_polygon(space, polygons[slots[has_polygon]], messages.x[points], messages.y[points])
+        is_match[has_polygon] = is_inside
+    if doubtful.size == pairs.rows.size:
+        kept = np.flatnonzero(is_match)
+        return Matches(rows[kept], slots[kept], scores[kept], distances[kept])
+    is_kept = pairs.is_sure.copy()
+    is_kept[doubtful] = is_match
+    all_scores, all_distances = np.full((2, pairs.rows.size), np.nan)
+    all_scores[doubtful] = scores
+    all_distances[doubtful] = distances
+    return Matches(pairs.rows[is_kept], pairs.slots[is_kept], all_scores[is_kept], all_distances[is_kept])
 
 
 def joined(blocks: Iterable[Matches]) -> Matches:

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from nearcast.columns import MessageColumns, SubscriptionColumns
 
 
 class Pairs(NamedTuple):
-    """Candidates: message `rows[i]` might match subscription `slots[i]`; no pair occurs twice."""
+    """Candidates: message `rows[i]` might match subscription `slots[i]`; no pair occurs twice.
+
+    Where `is_sure` it does match, and has no score and no distance: nothing is left to verify.
+    """
 
     rows: Any
     slots: Any
+    is_sure: Any
+
+
+def unverified(rows: Any, slots: Any) -> Pairs:
+    """Return pairs of which nothing is known yet."""
+    return Pairs(rows, slots, np.zeros(len(rows), bool))
 
 
 class Index(Protocol):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.exhaustive import ExhaustiveIndex
 from nearcast.index.protocol import Index
+from nearcast.model import Space
+from nearcast.text.vocabulary import Vocabulary
 
-IndexName = Literal["exhaustive"]
+IndexName = Literal["adaptive", "exhaustive"]
 
-INDEXES: dict[str, Callable[[], Index]] = {"exhaustive": ExhaustiveIndex}
+INDEXES: dict[str, Callable[[Space, Vocabulary], Index]] = {"adaptive": AdaptiveIndex, "exhaustive": ExhaustiveIndex}

@@ -13,7 +13,7 @@ import pyarrow as pa
 from nearcast.columns import MessageColumns, id_array
 from nearcast.index.book import Book
 from nearcast.index.matches import Matches
-from nearcast.index.protocol import Pairs
+from nearcast.index.protocol import unverified
 from nearcast.kernels.verify import TOPK
 from nearcast.model import Id, Window
 from nearcast.results.standings import Change, Entry, Standings, nearest_entry, topk_entry
@@ -57,22 +57,35 @@ class Feeds:
         """Return the results of a subscription, the best first."""
         return self._standings.entries(int(self._book.columns.orders[slot]))
 
-    def entry(self, found: Matches, message: MessageColumns, message_id: Id, is_published: bool) -> Entry | None:
-        """Return the entry that a single message would make now, or made when it was published.
+    def outlook(
+        self, slot: int, found: Matches, message: MessageColumns, message_id: Id, *, is_published: bool
+    ) -> tuple[Entry | None, list[Entry]]:
+        """Return the entry of a message and the results with it: as they are now, or as if it were published now.
 
-        None if it does not match, or is not in the window.
+        There is no entry if the message does not match, or is not in the window.
         """
+        standing = self.entries(slot)
         if not found.rows.size:
+            return None, standing
+        if is_published:
+            return self._published_entry(found, message_id, standing), standing
+        [(_, entry)] = self._entries(found, message, [message_id])
+        if self.window is None:
+            return entry, sorted([*standing, entry])[: self._book.columns.ks[slot]]
+        leaving = self.window.leaving(message)
+        if entry.arrival in leaving:
+            return None, standing
+        rivals = [rival for rival in self._evaluated(slot) if rival.arrival not in leaving]
+        return entry, sorted([*rivals, entry])[: self._book.columns.ks[slot]]
+
+    def _published_entry(self, found: Matches, message_id: Id, standing: list[Entry]) -> Entry | None:
+        if self.window is None:
+            return next((entry for entry in standing if entry.message == message_id), None)
+        row = self.window.row_of(message_id)
+        if row is None:
             return None
-        ids: Sequence[Id] = [message_id]
-        if self.window and is_published:
-            row = self.window.row_of(message_id)
-            if row is None:
-                return None
-            found, message, ids = found._replace(rows=np.array([row])), self.window.columns, self.window.ids
-        elif self.window and self.window.is_late(message)[0]:
-            return None
-        return next(entry for _, entry in self._entries(found, message, ids))
+        [(_, entry)] = self._entries(found._replace(rows=np.array([row])), self.window.columns, self.window.ids)
+        return entry
 
     def publish(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> list[FeedChange]:
         """Take in a batch of messages and what they match; return the net changes."""
@@ -123,7 +136,7 @@ class Feeds:
         if self.window is None:
             return []
         rows = self.window.current_rows
-        found = self._book.matches(Pairs(rows, np.full(rows.size, slot)), self.window.columns)
+        found = self._book.matches(unverified(rows, np.full(rows.size, slot)), self.window.columns)
         return [entry for _, entry in self._entries(found, self.window.columns, self.window.ids)]
 
     def _entries(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> Iterator[tuple[int, Entry]]:

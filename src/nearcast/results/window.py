@@ -59,11 +59,14 @@ class MessageWindow:
         rows = self.current_rows.tolist()
         return next((row for row in reversed(rows) if self.ids[row] == message_id), None)
 
-    def is_late(self, messages: MessageColumns) -> Any:
-        """Whether each message would be outside the window at once."""
+    def leaving(self, message: MessageColumns) -> set[int]:
+        """Return the arrival numbers that would be outside the window if a message came now, its own included."""
+        rows = self.current_rows
+        arrivals = np.append(self.columns.arrivals[rows], message.arrivals)
         if isinstance(self.window, TimeWindow):
-            return messages.times <= self._horizon
-        return np.zeros(messages.x.size, bool)
+            times = np.append(self.columns.times[rows], message.times)
+            return set(arrivals[times <= times.max(initial=self.now) - self._length].tolist())
+        return set(arrivals[: max(0, arrivals.size - self.window.size)].tolist())
 
     def recency(self, messages: MessageColumns) -> Any:
         """Return what makes a message newer than another: its time in a TimeWindow, else its arrival."""
@@ -78,8 +81,12 @@ class MessageWindow:
     @property
     def _horizon(self) -> int:
         # The smallest of all times where none was seen, so that nothing lies before it.
+        return max(NO_TIME, self.now - self._length)
+
+    @property
+    def _length(self) -> int:
         assert isinstance(self.window, TimeWindow)
-        return max(NO_TIME, self.now - round(self.window.seconds * MICROSECONDS))
+        return round(self.window.seconds * MICROSECONDS)
 
     def _leave_by_count(self) -> set[int]:
         before = self._first_current

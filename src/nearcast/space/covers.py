@@ -23,15 +23,15 @@ ROUNDING_MARGIN = 1e-6
 def cover(is_geographic: bool, shape: int, numbers: Any) -> Any:
     """Return the boxes around a region, float32 (1 or 2, 4): min_x, min_y, max_x, max_y."""
     if shape == ANYWHERE:
-        return _outward([(-np.inf, -np.inf, np.inf, np.inf)])
+        return outward([(-np.inf, -np.inf, np.inf, np.inf)])
     if not is_geographic:
-        return _outward([_planar_box(shape, numbers)])
+        return outward([_planar_box(shape, numbers)])
     if shape == CIRCLE:
         return _circle_cover(*numbers[:3])
     min_x, min_y, max_x, max_y = numbers
     if min_y == -90 or max_y == 90:
-        return _outward([(-180, min_y, 180, max_y)])
-    return _outward([(west, min_y, east, max_y) for west, east in _spans(min_x, max_x)])
+        return outward([(-180, min_y, 180, max_y)])
+    return _disjoint(outward([(west, min_y, east, max_y) for west, east in _spans(min_x, max_x)]))
 
 
 def _planar_box(shape: int, numbers: Any) -> tuple[float, ...]:
@@ -45,17 +45,17 @@ def _planar_box(shape: int, numbers: Any) -> tuple[float, ...]:
 
 def _circle_cover(x: float, y: float, radius: float) -> Any:
     if radius >= LARGEST_COVERED_RADIUS:
-        return _outward([(-180, -90, 180, 90)])
+        return outward([(-180, -90, 180, 90)])
     angle = (radius + ROUNDING_MARGIN) / EARTH_RADIUS
     min_y, max_y = y - math.degrees(angle), y + math.degrees(angle)
     if min_y <= -90 or max_y >= 90:
-        return _outward([(-180, max(min_y, -90), 180, min(max_y, 90))])
+        return outward([(-180, max(min_y, -90), 180, min(max_y, 90))])
     reach = math.degrees(math.asin(min(1.0, math.sin(angle) / math.cos(math.radians(y))))) + 1e-9
     west, east = x - reach, x + reach
     if east - west >= 360:
-        return _outward([(-180, min_y, 180, max_y)])
+        return outward([(-180, min_y, 180, max_y)])
     spans = _spans(west + 360 if west < -180 else west, east - 360 if east > 180 else east)
-    return _outward([(low, min_y, high, max_y) for low, high in spans])
+    return _disjoint(outward([(low, min_y, high, max_y) for low, high in spans]))
 
 
 def _spans(west: float, east: float) -> list[tuple[float, float]]:
@@ -69,12 +69,21 @@ def _spans(west: float, east: float) -> list[tuple[float, float]]:
     return [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
 
 
-def _outward(boxes: Any) -> Any:
+def _disjoint(boxes: Any) -> Any:
+    """Return two boxes on both sides of the antimeridian as one if rounding made them meet on the other side."""
+    if len(boxes) == 2 and boxes[1, 2] >= boxes[0, 0]:
+        boxes = boxes[:1].copy()
+        boxes[0, 0] = -180
+    return boxes
+
+
+def outward(boxes: Any) -> Any:
+    """Return boxes as float32, rounded so that nothing is lost."""
     exact = np.array(boxes, np.float64)
     with np.errstate(over="ignore"):
         rounded = exact.astype(np.float32)
     infinity = np.float32(np.inf)
     low, high = rounded[:, :2], rounded[:, 2:]
-    low[low > exact[:, :2]] = np.nextafter(low, -infinity)[low > exact[:, :2]]
-    high[high < exact[:, 2:]] = np.nextafter(high, infinity)[high < exact[:, 2:]]
+    np.copyto(low, np.nextafter(low, -infinity), where=low > exact[:, :2])
+    np.copyto(high, np.nextafter(high, infinity), where=high < exact[:, 2:])
     return rounded

@@ -71,7 +71,11 @@ class Analyzer:
             if words != "english":
                 raise NearcastError(f"stop_words is {words!r}; it must be 'english' or a list of words")
             words = ENGLISH_STOP_WORDS
-        object.__setattr__(self, "stop_words", frozenset(self.normalised(word) for word in words))
+        words = list(words) if isinstance(words, Iterable) else [words]
+        if not all(isinstance(word, str) for word in words):
+            raise NearcastError(f"stop_words is {self.stop_words!r}; it must be 'english' or a list of words")
+        # Cut as texts are, so that "don't" leaves out what it becomes in a text.
+        object.__setattr__(self, "stop_words", frozenset(part for word in words for part in self._words(word)))
 
     def normalised(self, word: str) -> str:
         """Return a keyword as it is compared: NFKC, casefold, no white space around; never cut or stemmed."""

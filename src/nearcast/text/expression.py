@@ -159,7 +159,8 @@ class _Parser:
             distinct.setdefault(frozenset(clause.items()), clause)
             if len(distinct) > MAX_INTERMEDIATE_CLAUSES:
                 raise _too_many_clauses(self.source)
-        return list(distinct.values())
+        clauses_left = list(distinct.values())
+        return _absorbed(clauses_left) if len(clauses_left) > MAX_CLAUSES // 2 else clauses_left
 
     def _lexemes(self) -> list[_Lexeme]:
         lexemes, position = [], 0
@@ -180,16 +181,22 @@ def _is_consistent(a: _Clause, b: _Clause) -> bool:
     return all(a.get(token, wanted) == wanted for token, wanted in b.items())
 
 
-def _checked(clauses: list[_Clause], source: str) -> list[Clause]:
-    """Return the clauses within the limits, without those that another clause makes superfluous."""
+def _absorbed(clauses: list[_Clause]) -> list[_Clause]:
+    """Return the clauses, in their order, that no shorter clause makes superfluous."""
     kept: list[tuple[int, _Clause]] = []
     for number, clause in sorted(enumerate(clauses), key=lambda item: len(item[1])):
         if not any(shorter.items() <= clause.items() for _, shorter in kept):
             kept.append((number, clause))
-        if len(kept) > MAX_CLAUSES:
-            raise _too_many_clauses(source)
+    return [clause for _, clause in sorted(kept, key=lambda item: item[0])]
+
+
+def _checked(clauses: list[_Clause], source: str) -> list[Clause]:
+    """Return the clauses within the limits, without those that another clause makes superfluous."""
+    kept = _absorbed(clauses)
+    if len(kept) > MAX_CLAUSES:
+        raise _too_many_clauses(source)
     result = []
-    for _, clause in sorted(kept, key=lambda item: item[0]):
+    for clause in kept:
         if len(clause) > MAX_LITERALS:
             raise NearcastError(
                 f"expression {_shown(source)} has a clause of {len(clause)} words; at most {MAX_LITERALS} can be joined"

@@ -1,9 +1,8 @@
 """Cutting a whole column of UTF-8 text into chunks, without making a Python string for each.
 
-data, text_offsets             the buffers of an Arrow string column: text i is data[text_offsets[i] :
-text_offsets[i + 1]] chunk_offsets, chunk_numbers   ragged rows, one per text: which distinct chunks it consists of,
-in order, with repeats starts, sizes                  where in the data a distinct chunk was first met; distinct
-chunks are in order of first meeting
+data, text_offsets             the buffers of an Arrow string column; text i is data[offsets[i] : offsets[i + 1]]
+chunk_offsets, chunk_numbers   ragged rows, one per text: its distinct chunks by number, in order, with repeats
+starts, sizes                  where in the data a distinct chunk was first met; numbered in order of first meeting
 
 A chunk is either a word of ASCII characters, or a run without ASCII white space that holds other characters. The first
 kind needs nothing but lower case, given to it in place; the second goes through the analyzer as a whole and as it is,

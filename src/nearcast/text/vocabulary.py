@@ -12,16 +12,16 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nearcast.columns import is_string
+from nearcast.columns import is_list_of_strings, is_string
 from nearcast.errors import NearcastError, StorageError
 from nearcast.model import Message, Words, checked_words
+from nearcast.storage import replaced_file
 from nearcast.text import scan
 from nearcast.text.analyzer import Analyzer
 
@@ -72,15 +72,23 @@ class TokenNumbers:
             self.tokens.append(token)
         return number
 
-    def of_words(self, words: Words) -> TokenRows:
+    def of_words(self, words: Words, *, is_admitted: bool = True) -> TokenRows:
         """Return the tokens of one text or list of keywords, as a single row."""
         if isinstance(words, str):
             tokens: Iterable[str] = self.analyzer.tokens(words)
         else:
             tokens = filter(None, map(self.analyzer.normalised, words))
-        numbers = np.array([self.admit(token) for token in tokens], np.int32)
+        if is_admitted:
+            numbers = np.array([self.admit(token) for token in tokens], np.int32)
+        else:
+            new: dict[str, int] = {}
+            numbers = np.array([self._passing_number(token, new) for token in tokens], np.int32)
         ids, counts = np.unique(numbers, return_counts=True)
         return TokenRows(np.array([0, ids.size], np.int64), ids, counts.astype(np.int32))
+
+    def _passing_number(self, token: str, new: dict[str, int]) -> int:
+        known = self.number_of.get(token)
+        return new.setdefault(token, len(self.tokens) + len(new)) if known is None else known
 
     def of_texts(self, texts: Any) -> TokenRows:
         """Return the tokens of an Arrow column of strings; a null has none."""
@@ -125,7 +133,7 @@ class VocabularyBuilder:
 
     def __init__(self, *, analyzer: Analyzer | None = None):
         self.n_messages = 0
-        self._numbers = TokenNumbers(analyzer or Analyzer())
+        self._numbers = TokenNumbers(_checked_analyzer(analyzer))
         self._frequencies = np.zeros(0, np.int64)
 
     def learn(self, sample: Any) -> VocabularyBuilder:
@@ -172,14 +180,17 @@ class Vocabulary:
         document_frequencies: Sequence[int] = (),
         n_messages: int = 0,
     ):
-        self.analyzer = analyzer or Analyzer()
+        self.analyzer = _checked_analyzer(analyzer)
         self.n_messages = n_messages
         self.n_fitted = len(tokens)
+        if len(document_frequencies) != len(tokens) or len(set(tokens)) != len(tokens):
+            raise NearcastError(f"there are {len(tokens)} tokens; each must be unique and have a document frequency")
         self._frequencies = np.array(document_frequencies, np.int64)
         self._numbers = TokenNumbers(self.analyzer, tokens)
         # math.log, not numpy's: the scalar and the vector logarithm may differ in the last bit.
         self._idf = np.array([self._weight(df) for df in self._frequencies.tolist()], np.float64)
         self.version = self._content_hash()
+        self._fingerprints = [self.version]
 
     @classmethod
     def fit(cls, sample: Any, *, analyzer: Analyzer | None = None) -> Vocabulary:
@@ -216,6 +227,12 @@ class Vocabulary:
         token_id = self.id_of(token)
         return int(self._frequencies[token_id]) if token_id is not None and token_id < self.n_fitted else 0
 
+    def document_frequencies(self) -> Any:
+        """Return the document frequency of every token by id, 0 for those that were admitted."""
+        result = np.zeros(len(self), np.int64)
+        result[: self.n_fitted] = self._frequencies
+        return result
+
     def weight(self, token: str) -> float:
         """Return the inverse document frequency of a token, `ln(1 + N / max(df, 1))`."""
         return self._weight(self.document_frequency(token))
@@ -227,9 +244,19 @@ class Vocabulary:
         result[is_fitted] = self._idf[token_ids[is_fitted]]
         return result
 
-    def of_words(self, words: Words) -> TokenRows:
-        """Return the tokens of one text or list of keywords, as a single row."""
-        return self._numbers.of_words(words)
+    def fingerprint(self, n_tokens: int) -> str:
+        """Return a hash of the first `n_tokens` tokens; where it is the same, their ids mean the same."""
+        for token in self._numbers.tokens[self.n_fitted + len(self._fingerprints) - 1 : n_tokens]:
+            chained = self._fingerprints[-1].encode() + token.encode()
+            self._fingerprints.append(hashlib.blake2b(chained, digest_size=8).hexdigest())
+        return self._fingerprints[max(0, n_tokens - self.n_fitted)]
+
+    def of_words(self, words: Words, *, is_admitted: bool = True) -> TokenRows:
+        """Return the tokens of one text or list of keywords, as a single row.
+
+        Unless they are admitted, new tokens get ids that the next ones would get, and are forgotten.
+        """
+        return self._numbers.of_words(words, is_admitted=is_admitted)
 
     def of_texts(self, texts: Any) -> TokenRows:
         """Return the tokens of an Arrow column of strings; a null has none."""
@@ -241,16 +268,13 @@ class Vocabulary:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the vocabulary to one file, admitted tokens included."""
-        path = Path(path)
         table = self.to_table()
-        # Renamed into place, so that a reader never meets half a file.
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+            with replaced_file(path) as unfinished:
+                with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+                    writer.write_table(table)
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{path} could not be written: {error}") from error
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Vocabulary:
@@ -260,7 +284,7 @@ class Vocabulary:
                 table = pa.ipc.open_file(file).read_all()
         except FileNotFoundError:
             raise StorageError(f"{path} does not exist; `nearcast fit` or Vocabulary.save writes one") from None
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise StorageError(f"{path} is not a vocabulary, or is damaged: {error}") from error
         try:
             return cls.of_table(table)
@@ -269,16 +293,15 @@ class Vocabulary:
 
     def to_table(self) -> pa.Table:
         """Return the vocabulary as an Arrow table with its settings in the metadata."""
-        frequencies = np.zeros(len(self), np.int64)
-        frequencies[: self.n_fitted] = self._frequencies
         description = {
             "format": FORMAT,
             "version": self.version,
             "analyzer": self.analyzer.settings,
             "n_messages": self.n_messages,
             "n_fitted": self.n_fitted,
+            "fingerprint": self.fingerprint(len(self)),
         }
-        table = pa.table({"token": pa.array(self._numbers.tokens, pa.string()), "df": frequencies})
+        table = pa.table({"token": pa.array(self._numbers.tokens, pa.string()), "df": self.document_frequencies()})
         return table.replace_schema_metadata({"nearcast": json.dumps(description)})
 
     @classmethod
@@ -296,12 +319,16 @@ class Vocabulary:
                 document_frequencies=frequencies[:n_fitted],
                 n_messages=description["n_messages"],
             )
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            for token in tokens[n_fitted:]:
+                vocabulary.admit(token)
+            is_whole = vocabulary.version == description["version"] and len(vocabulary) == len(tokens)
+            is_whole = is_whole and vocabulary.fingerprint(len(tokens)) == description["fingerprint"]
+        except StorageError:
+            raise
+        except (KeyError, TypeError, ValueError, SystemError) as error:
             raise StorageError(f"this is no vocabulary, or it is damaged: {error!r}") from error
-        if vocabulary.version != description["version"]:
+        if not is_whole:
             raise StorageError("the vocabulary is damaged: its content does not fit its version")
-        for token in tokens[n_fitted:]:
-            vocabulary.admit(token)
         return vocabulary
 
     def _weight(self, frequency: int) -> float:
@@ -313,6 +340,12 @@ class Vocabulary:
         digest.update(json.dumps(self._numbers.tokens).encode())
         digest.update(self._frequencies.tobytes())
         return digest.hexdigest()
+
+
+def _checked_analyzer(analyzer: Analyzer | None) -> Analyzer:
+    if analyzer is not None and not isinstance(analyzer, Analyzer):
+        raise NearcastError(f"analyzer is {analyzer!r}; it must be an Analyzer")
+    return analyzer or Analyzer()
 
 
 def _token_rows(numbers: TokenNumbers, sample: Any) -> Iterable[TokenRows]:
@@ -328,15 +361,17 @@ def _token_rows(numbers: TokenNumbers, sample: Any) -> Iterable[TokenRows]:
         return
     if isinstance(sample, (pa.Array, pa.ChunkedArray)):
         kind = sample.type
-        if pa.types.is_nested(kind) and is_string(kind.value_type):
-            yield numbers.of_keywords(sample.drop_null())
+        if is_list_of_strings(kind):
+            yield numbers.of_keywords(sample.cast(pa.large_list(pa.large_string())).drop_null())
         elif is_string(kind):
-            yield numbers.of_texts(sample.drop_null())
+            yield numbers.of_texts(sample.cast(pa.large_string()).drop_null())
         elif not pa.types.is_null(kind):
             raise NearcastError(f"the sample has type {kind}; it must be string or list<string>")
         return
     if isinstance(sample, str):
         raise NearcastError("the sample is one string; it must be a list of texts or of lists of keywords")
+    if not isinstance(sample, Iterable):
+        raise NearcastError(f"the sample is {sample!r}; it must be a table, a list of texts or of lists of keywords")
     for item in sample:
         if isinstance(item, (pa.Table, pa.RecordBatch)):
             yield from _token_rows(numbers, item)
