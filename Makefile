@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-compiled test-nojit lint check format soak bench-text lock clean
+.PHONY: help run demo setup test test-compiled test-nojit lint check format soak bench-text bench-boolean lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ soak: .venv/dev.done  ## thousands of generated scenarios of every kind against 
 
 bench-text: .venv/dev.done  ## how many tokens a second the analyzer reads
 	$(BIN)/python benchmarks/bench_text.py
+
+bench-boolean: .venv/dev.done  ## how fast boolean subscriptions are, and how much they hold
+	$(BIN)/python benchmarks/bench_boolean.py
 
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,7 @@ from nearcast.model import (
     Window,
     checked_choice,
     checked_id,
+    checked_time,
     shortened,
 )
 from nearcast.results.feeds import FeedChange, Feeds
@@ -69,6 +70,16 @@ class Stats:
     index: str
 
 
+class Outcome(NamedTuple):
+    """Deliveries as arrays, in their final order; NaN stands for no score and no distance."""
+
+    slots: Any
+    message_ids: Any
+    changes: Any
+    scores: Any
+    distances: Any
+
+
 class Broker:
     """Registers subscriptions, takes in messages, and tells which message reaches whom.
 
@@ -81,7 +92,7 @@ class Broker:
     window : CountWindow, TimeWindow or None, default None
         Which messages top-k subscriptions are answered from; they need one. With a window, nearest subscriptions are
         answered from it too; without, from all messages since their registration.
-    index : {"exhaustive"}, default "exhaustive"
+    index : {"adaptive", "exhaustive"}, default "adaptive"
         Changes the time taken, never the answer.
 
     Examples
@@ -105,7 +116,7 @@ class Broker:
         space: Space | None = None,
         vocabulary: Vocabulary | None = None,
         window: Window | None = None,
-        index: IndexName = "exhaustive",
+        index: IndexName = "adaptive",
     ):
         checked_choice("index", index, list(INDEXES))
         self.space: Space = _checked_type("space", Geographic() if space is None else space, Planar, Geographic)
@@ -153,7 +164,7 @@ class Broker:
         if isinstance(subscriptions, (Boolean, Similar, TopK, Nearest)):
             id_type = self._checked_id_type(subscriptions.id, self._subscription_id_type)
             row = self._parsed(subscriptions)
-            return arrow.deliveries_of_table(self._register({subscriptions.id: row}, id_type))
+            return self._listed(self._register({subscriptions.id: row}, id_type))
         items: Iterable[Any] = subscriptions
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
             items = arrow.subscriptions_of_table(arrow.as_table(subscriptions))
@@ -180,7 +191,7 @@ class Broker:
                 rows[item.id] = row
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
-        deliveries = self._register(rows, id_type)
+        deliveries = self._tabulated(self._register(rows, id_type))
         return (deliveries, arrow.rejections_table(rejections)) if on_error == "skip" else deliveries
 
     def unsubscribe(self, ids: Id | Iterable[Id]) -> None:
@@ -212,7 +223,11 @@ class Broker:
 
     def publish(self, message: Message) -> list[Delivery]:
         """Take in one message and return whom it reaches; a bad one raises and changes nothing."""
-        return arrow.deliveries_of_table(self._publish(self._checked_message(message)))
+        self._check_message(message)
+        messages = self._message_columns(
+            [message.x], [message.y], [_time(message)], self.vocabulary.of_words(message.text)
+        )
+        return self._listed(self._publish(messages, [message.id], _id_type(message.id)))
 
     @overload
     def publish_batch(
@@ -243,7 +258,8 @@ class Broker:
         raw, rejections = self._checked_messages(messages)
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
-        deliveries = self._publish(raw)
+        messages = self._message_columns(raw.x, raw.y, raw.times, self._token_rows(raw))
+        deliveries = self._tabulated(self._publish(messages, raw.ids.to_pylist(), raw.ids.type))
         return (deliveries, arrow.rejections_table(rejections)) if on_error == "skip" else deliveries
 
     def analyze(self, messages: pa.Table | Sequence[Message]) -> pa.Table:
@@ -290,8 +306,9 @@ class Broker:
         With `is_published` it is the message with this id that was published: is it in the results now, and why?
         """
         slot = self._book.slot(subscription_id)
-        raw = self._checked_message(message)
-        columns = self._message_columns(raw, self.vocabulary.of_words(message.text, is_admitted=False))
+        self._check_message(message)
+        tokens = self.vocabulary.of_words(message.text, is_admitted=False)
+        columns = self._message_columns([message.x], [message.y], [_time(message)], tokens)
         pair = unverified(np.zeros(1, np.int64), np.array([slot]))
         match = self._book.matches(pair, columns)
         entry: Entry | None = None
@@ -326,6 +343,10 @@ class Broker:
             index=self._book.index_name,
         )
 
+    def describe(self) -> str:
+        """Return the shape that the index has chosen, in words and numbers."""
+        return self._book.describe()
+
     # --- saving
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -355,7 +376,7 @@ class Broker:
         write_state(path, State(arrays, tables, description))
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, index: IndexName = "exhaustive") -> Broker:
+    def open(cls, path: str | os.PathLike[str], *, index: IndexName = "adaptive") -> Broker:
         """Return the broker that was saved in a folder."""
         state = read_state(path)
         try:
@@ -403,18 +424,18 @@ class Broker:
         return parsed(subscription, self.vocabulary, self.space)
 
     def _checked_id_type(self, value: Id, known: pa.DataType | None, what: str = "subscription") -> pa.DataType:
-        kind = pa.string() if isinstance(value, str) else pa.int64()
+        kind = _id_type(value)
         if known is not None and kind != known:
             raise NearcastError(f"id is {value!r}; the {what} ids of this broker are of type {known}, all must be")
         return kind
 
-    def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None) -> pa.Table:
+    def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None) -> Outcome:
         with self._change("subscribe"):
             self._subscription_id_type = id_type
             self._feeds.forget(self._book.remove([key for key in rows if key in self._book]))
             slots = self._book.register(list(rows), list(rows.values()))
             changes = self._feeds.register(slots)
-        return self._deliveries(joined([]), None, [], changes)
+        return self._outcome(joined([]), np.zeros(0, np.int64), [], changes)
 
     @contextmanager
     def _change(self, what: str) -> Iterator[None]:
@@ -433,13 +454,17 @@ class Broker:
                 "wrong; open it again from where it was saved"
             )
 
-    def _checked_message(self, message: Message) -> RawMessages:
+    def _check_message(self, message: Message) -> None:
         if not isinstance(message, Message):
             raise NearcastError(f"message is {shortened(message)}; it must be a Message; tables go to publish_batch")
-        raw, rejections = self._checked_messages([message])
-        if rejections:
-            raise NearcastError(f"message {message.id!r} was rejected: {rejections[0].reason}")
-        return raw
+        self._checked_id_type(message.id, self._message_id_type, "message")
+        reason = ""
+        if not is_in_space(self.space, message.x, message.y):
+            reason = outside_reason(self.space, message.x, message.y)
+        elif message.ts is None and isinstance(self.window, TimeWindow):
+            reason = arrow.TIME_IS_MISSING
+        if reason:
+            raise NearcastError(f"message {message.id!r} was rejected: {reason}")
 
     def _checked_messages(self, messages: pa.Table | Sequence[Message]) -> tuple[RawMessages, list[Rejection]]:
         if not isinstance(messages, (pa.Table, pa.RecordBatch)):
@@ -487,57 +512,93 @@ class Broker:
         rows_of_words = [self.vocabulary.of_words(text if words is None else words) for text, words in both]
         return stacked_rows(rows_of_words) if rows_of_words else self.vocabulary.of_texts(raw.texts)
 
-    def _message_columns(self, raw: RawMessages, tokens: TokenRows) -> MessageColumns:
+    def _message_columns(self, x: Any, y: Any, times: Any, tokens: TokenRows) -> MessageColumns:
         weights = self.vocabulary.weights(tokens.token_ids)
         return MessageColumns(
-            x=raw.x,
-            y=raw.y,
+            x=np.asarray(x),
+            y=np.asarray(y),
             token_offsets=tokens.token_offsets,
             token_ids=tokens.token_ids,
             token_weights=weights,
             token_units=unit_vectors(tokens.token_offsets, weights, tokens.token_counts),
-            times=raw.times,
-            arrivals=np.arange(self._n_messages, self._n_messages + raw.x.size),
+            times=np.asarray(times),
+            arrivals=np.arange(self._n_messages, self._n_messages + len(x)),
         )
 
-    def _publish(self, raw: RawMessages) -> pa.Table:
-        messages = self._message_columns(raw, self._token_rows(raw))
-        ids = raw.ids.to_pylist()
+    def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType) -> Outcome:
         found = joined(self._verified(pairs, messages) for pairs in self._book.candidates(messages))
         keeps_results = self._book.columns.ks[found.slots] > 0
         with self._change("publish"):
             if ids:
-                self._message_id_type = raw.ids.type
+                self._message_id_type = id_type
             self._n_messages += len(ids)
             changes = self._feeds.publish(Matches(*(part[keeps_results] for part in found)), messages, ids)
-        return self._deliveries(Matches(*(part[~keeps_results] for part in found)), messages, ids, changes)
+        return self._outcome(Matches(*(part[~keeps_results] for part in found)), messages.arrivals, ids, changes)
 
     def _verified(self, pairs: Pairs, messages: MessageColumns) -> Matches:
         self._n_candidates += pairs.rows.size
         return self._book.matches(pairs, messages)
 
-    def _deliveries(
-        self,
-        found: Matches,
-        messages: MessageColumns | None,
-        ids: Sequence[Id],
-        changes: Sequence[FeedChange],
-    ) -> pa.Table:
-        """Return matches and changes as one table, ordered by arrival of the message, then by registration."""
+    def _outcome(self, found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[FeedChange]) -> Outcome:
+        """Return matches and changes in one, ordered by arrival of the message, then by registration."""
         entries = [change.entry for _, change in changes]
         slots = np.concatenate([found.slots, np.array([slot for slot, _ in changes], np.int64)])
-        arrived = messages.arrivals[found.rows] if messages else found.rows
-        arrivals = np.concatenate([arrived, np.array([entry.arrival for entry in entries], np.int64)])
-        order = np.lexsort((self._book.columns.orders[slots], arrivals))
-        message_ids = [ids[row] for row in found.rows.tolist()] + [entry.message for entry in entries]
-        self._n_deliveries += order.size
-        return arrow.deliveries_table(
-            pa.array(self._book.ids[slots[order]].tolist(), self._subscription_id_type or pa.string()),
-            pa.array([message_ids[i] for i in order.tolist()], self._message_id_type or pa.string()),
-            np.concatenate([np.ones(found.rows.size), [change.change for _, change in changes]])[order],
-            np.concatenate([found.scores, [entry.score for entry in entries]])[order],
-            np.concatenate([found.distances, [entry.distance for entry in entries]])[order],
+        arrived = np.concatenate([arrivals[found.rows], np.array([entry.arrival for entry in entries], np.int64)])
+        message_ids = (
+            _objects(ids)[found.rows]
+            if not entries
+            else _objects([*map(ids.__getitem__, found.rows.tolist()), *(entry.message for entry in entries)])
         )
+        outcome = Outcome(
+            slots,
+            message_ids,
+            np.concatenate([np.ones(found.rows.size, np.int8), np.array([c.change for _, c in changes], np.int8)]),
+            np.concatenate([found.scores, [entry.score for entry in entries]]),
+            np.concatenate([found.distances, [entry.distance for entry in entries]]),
+        )
+        self._n_deliveries += slots.size
+        # Slots are in order of registration. A single segment gives its matches in this order already.
+        keys = (arrived << 32) | slots
+        if (keys[1:] > keys[:-1]).all():
+            return outcome
+        order = np.argsort(keys, kind="stable")
+        return Outcome(*(part[order] for part in outcome))
+
+    def _tabulated(self, outcome: Outcome) -> pa.Table:
+        return arrow.deliveries_table(
+            pa.array(self._book.ids[outcome.slots], self._subscription_id_type or pa.string()),
+            pa.array(outcome.message_ids, self._message_id_type or pa.string()),
+            outcome.changes,
+            outcome.scores,
+            outcome.distances,
+        )
+
+    def _listed(self, outcome: Outcome) -> list[Delivery]:
+        columns = (self._book.ids[outcome.slots], *outcome[1:])
+        return [
+            Delivery(subscription, message, change, _known(score), _known(distance))
+            for subscription, message, change, score, distance in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+
+
+def _known(value: float) -> float | None:
+    """Return a number, None for NaN."""
+    return value if value == value else None
+
+
+def _time(message: Message) -> int:
+    moment = checked_time("ts", message.ts)
+    return arrow.NO_TIME if moment is None else moment
+
+
+def _id_type(value: Id) -> pa.DataType:
+    return pa.string() if isinstance(value, str) else pa.int64()
+
+
+def _objects(values: Sequence[Any]) -> Any:
+    result = np.empty(len(values), object)
+    result[:] = values
+    return result
 
 
 def _checked_type(name: str, value: Any, *kinds: type) -> Any:

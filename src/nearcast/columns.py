@@ -41,6 +41,7 @@ from nearcast.model import (
 )
 
 NO_TIME = -(2**63)
+TIME_IS_MISSING = "ts is missing; a TimeWindow needs the time of every message"
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 SUBSCRIPTION_COLUMNS = {
     *(
@@ -160,7 +161,7 @@ def raw_messages(table: pa.Table, *, needs_time: bool) -> tuple[RawMessages, lis
     times, is_bad_time = time_column(table, "ts")
     problems.add(is_bad_time, "ts is out of range; it must be a moment between the years -283000 and 287000")
     if needs_time:
-        problems.add(times == NO_TIME, "ts is missing; a TimeWindow needs the time of every message")
+        problems.add(times == NO_TIME, TIME_IS_MISSING)
     raw = RawMessages(np.arange(table.num_rows), ids, _floats(x), _floats(y), times, texts, keywords, tokens)
     if not problems.is_good.all():
         raw = kept_messages(raw, np.flatnonzero(problems.is_good))

@@ -126,6 +126,26 @@ def test_stats_count_what_happened():
     assert stats.candidates == 6
 
 
+def test_the_index_describes_its_shape():
+    def tiny(i):
+        return nc.Box(i % 9, i % 7, i % 9 + 0.1, i % 7 + 0.1)
+
+    broker = nc.Broker(space=PLANE)
+    broker.subscribe([nc.Boolean(i, "tea" if i % 2 else "tea time", within=tiny(i)) for i in range(400)])
+    broker.subscribe(nc.Boolean(1000, "tea"))
+    broker.publish(nc.Message(1, 5, 5, "tea time"))
+    assert broker.describe().splitlines() == [
+        "1 segments of 400 subscriptions, 1 in the delta",
+        "2 first words: 0 leaves, 2 split by a second word",
+        "2 pairs of words, 2 of them split by space",
+        *broker.describe().splitlines()[3:],
+    ]
+    assert "1.00 postings and " in broker.describe()
+    exhaustive = nc.Broker(space=PLANE, index="exhaustive")
+    exhaustive.subscribe(nc.Boolean(1, "tea"))
+    assert exhaustive.describe() == "1 subscriptions, all proposed for every message"
+
+
 def explained(broker, subscription_id, message):
     explanation = broker.explain(subscription_id, message)
     is_delivered = any(d.subscription == subscription_id and d.change == 1 for d in broker.publish(message))

@@ -52,6 +52,8 @@ def compiled_kernels(*, is_quiet: bool = False) -> Iterator[None]:
 def warm_up() -> None:
     """Run every kernel once."""
     broker = nc.Broker(window=nc.CountWindow(2))
+    # Enough of them to be made a segment of the index.
+    broker.subscribe([nc.Boolean(f"{i}", "tea", within=nc.Circle(0, 0, 1)) for i in range(300)])
     broker.subscribe(nc.Boolean("a", "tea NOT milk", within=nc.Circle(0, 0, 1)))
     broker.subscribe(nc.Similar("b", "tea", at=(0, 0)))
     broker.subscribe(nc.TopK("c", "tea", at=(0, 0)))

@@ -15,7 +15,8 @@ import numpy as np
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.protocol import Pairs, unverified
 from nearcast.index.segment import Segment, build_segment
-from nearcast.kernels.probe import probe
+from nearcast.kernels.postings import KEYWORD_NODE
+from nearcast.kernels.probe import probe, sorted_candidates
 from nearcast.model import Geographic, Space
 from nearcast.space.distance import bounds
 from nearcast.text.vocabulary import Vocabulary
@@ -47,6 +48,8 @@ class AdaptiveIndex:
         self._is_alive = np.zeros(64, bool)
         self._stamps = np.full(64, -1, np.int64)
         self._n_probed = 0
+        self._n_dead = 0
+        self._found = np.empty(1024, np.int64)
         self.n_read = 0
 
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
@@ -64,6 +67,7 @@ class AdaptiveIndex:
     def remove(self, slots: Any) -> None:
         """Propose the subscriptions at `slots` no more."""
         self._is_alive[slots] = False
+        self._n_dead += len(slots)
 
     def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
         """Yield what each segment finds, and all pairs with the delta."""
@@ -76,14 +80,41 @@ class AdaptiveIndex:
         first_stamp = self._n_probed
         self._n_probed += n_messages
         for segment, _ in self._segments:
-            rows, slots, is_sure, n_read = probe(
-                segment, self._subscriptions, messages, self._is_alive, self._stamps, first_stamp
+            n_found, self._found, n_read = probe(
+                segment,
+                self._subscriptions,
+                messages,
+                self._is_alive,
+                self._n_dead > 0,
+                self._stamps,
+                first_stamp,
+                self._found,
             )
             self.n_read += n_read
-            yield Pairs(rows, slots, is_sure)
+            found = sorted_candidates(self._found[:n_found], n_messages, self._subscriptions.kinds.size)
+            yield Pairs(found >> 32, (found & 0xFFFFFFFF) >> 1, (found & 1) == 0)
         if self._delta and n_messages:
             delta = np.array(self._delta, np.int32)
             yield unverified(np.repeat(np.arange(n_messages, dtype=np.int32), delta.size), np.tile(delta, n_messages))
+
+    def describe(self) -> str:
+        """Return the chosen shape: nodes by kind, postings and bytes a subscription, postings read a message."""
+        segments = [segment for segment, _ in self._segments]
+        n_slots = sum(slots.size for _, slots in self._segments)
+        n_postings = sum(segment.postings.size for segment in segments)
+        n_bytes = sum(array.nbytes for segment in segments for array in segment)
+        n_split = sum(int((segment.group_kinds == KEYWORD_NODE).sum()) for segment in segments)
+        n_groups = sum(segment.group_kinds.size for segment in segments)
+        n_runs = sum(segment.run_words.size for segment in segments)
+        n_tiles = sum(segment.tile_boxes.shape[0] for segment in segments)
+        lines = [
+            f"{len(segments)} segments of {n_slots:,} subscriptions, {len(self._delta):,} in the delta",
+            f"{n_groups:,} first words: {n_groups - n_split:,} leaves, {n_split:,} split by a second word",
+            f"{n_runs:,} pairs of words, {n_tiles:,} of them split by space",
+            f"{n_postings / max(n_slots, 1):.2f} postings and {n_bytes / max(n_slots, 1):.1f} bytes a subscription",
+            f"{self.n_read / max(self._n_probed, 1):.1f} postings read a message, of {self._n_probed:,} messages",
+        ]
+        return "\n".join(lines)
 
     def _flush(self) -> None:
         """Make a segment of the delta, merged with those before it that are not much larger."""

@@ -103,6 +103,10 @@ class Book:
         """Yield what the index proposes."""
         return self._index.candidates(messages)
 
+    def describe(self) -> str:
+        """Return the shape of the index."""
+        return self._index.describe()
+
     def matches(self, pairs: Pairs, messages: MessageColumns) -> Matches:
         """Return the pairs that match."""
         return matches(pairs, self.columns, self.polygons, messages, self.space)

@@ -48,3 +48,7 @@ class ExhaustiveIndex:
         for start in range(0, n_messages, step):
             rows = np.arange(start, min(start + step, n_messages))
             yield unverified(np.repeat(rows, slots.size), np.tile(slots, rows.size))
+
+    def describe(self) -> str:
+        """Return the number of subscriptions, each of which is proposed for each message."""
+        return f"{int(self._is_alive.sum()):,} subscriptions, all proposed for every message"

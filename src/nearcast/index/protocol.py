@@ -41,3 +41,6 @@ class Index(Protocol):
 
     def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
         """Yield the candidates of a batch of messages in blocks, messages in order."""
+
+    def describe(self) -> str:
+        """Return the shape of the index in words and numbers."""

@@ -26,7 +26,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nearcast.columns import SubscriptionColumns
-from nearcast.kernels.postings import KEYWORD_NODE, LEAF_NODE, N_SLABS, NO_WORD, postings, set_bits, token_table
+from nearcast.kernels.postings import (
+    KEYWORD_NODE,
+    LEAF_NODE,
+    N_SLABS,
+    NO_WORD,
+    POSTING,
+    postings,
+    set_bits,
+    token_table,
+)
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.space.covers import cover, outward
 from nearcast.space.regions import ANYWHERE, BOX
@@ -51,11 +60,7 @@ class Segment(NamedTuple):
     tile_boxes: Any  # float64 (n, 4): the box around the run, within the space
     tile_offsets: Any  # int64: where the bits of a run start
     bits: Any  # uint64: for each axis, slab and 64 postings
-    posting_boxes: Any  # float32 (n, 4), rounded outward
-    posting_words: Any  # int32: the second word
-    posting_slots: Any  # int32
-    posting_clauses: Any  # uint8: which clause of the subscription
-    posting_flags: Any  # uint8
+    postings: Any  # POSTING
 
 
 def build_segment(
@@ -79,19 +84,16 @@ def build_segment(
     is_tight = s.shapes == ANYWHERE
     is_tight[plain] = True
     first, second, places, posting_slots, clauses, flags = postings(s, slots, box_offsets, is_tight, frequencies)
-    posting_boxes = boxes[places]
-    order = _sorted_order(first, second, posting_boxes, space_box)
-    first, second = first[order], second[order]
-    layout = _layout(first, second, frequencies, n_messages, posting_boxes[order], space_box)
-    segment = Segment(
-        **layout,
-        posting_boxes=posting_boxes[order],
-        posting_words=second,
-        posting_slots=posting_slots[order],
-        posting_clauses=clauses[order],
-        posting_flags=flags[order],
-    )
-    set_bits(segment, space_box)
+    boxes = boxes[places]
+    order = _sorted_order(first, second, boxes, space_box)
+    first, second, boxes = first[order], second[order], boxes[order]
+    rows = np.zeros(order.size, POSTING)
+    for axis, side in enumerate(("west", "south", "east", "north")):
+        rows[side] = boxes[:, axis]
+    rows["slot"], rows["word"] = posting_slots[order], second
+    rows["clause"], rows["flags"] = clauses[order], flags[order]
+    segment = Segment(**_layout(first, second, frequencies, n_messages, boxes, space_box), postings=rows)
+    set_bits(segment, boxes, space_box)
     return segment
 
 

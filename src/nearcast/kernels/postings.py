@@ -24,6 +24,12 @@ N_SLABS = 64
 # What is left to ask when the box and both words of a posting are hit: the exact test, or the rest of the clause.
 IS_OPEN, HAS_MORE_TO_CHECK = 1, 2
 
+# All that is read of a posting, half a cache line: its box rounded outward, its subscription, its second word.
+POSTING = np.dtype(
+    [(side, np.float32) for side in ("west", "south", "east", "north")]
+    + [("slot", np.int32), ("word", np.int32), ("clause", np.uint8), ("flags", np.uint8), ("unused", np.uint8, 6)]
+)
+
 
 @kernel
 def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: Any) -> Any:
@@ -97,8 +103,8 @@ def slab_of(value: float, low: float, high: float) -> int:
 
 
 @kernel
-def set_bits(segment: Any, space_box: Any) -> None:
-    """Fill the boxes and bits of all runs that are split by space."""
+def set_bits(segment: Any, boxes: Any, space_box: Any) -> None:
+    """Fill the boxes and bits of all runs that are split by space; `boxes` are those of the postings."""
     for run in range(segment.run_tiles.size):
         tile = segment.run_tiles[run]
         if tile < 0:
@@ -111,14 +117,14 @@ def set_bits(segment: Any, space_box: Any) -> None:
             low = np.inf
             high = -np.inf
             for i in range(start, stop):
-                low = min(low, max(float(segment.posting_boxes[i, axis]), space_box[axis]))
-                high = max(high, min(float(segment.posting_boxes[i, axis + 2]), space_box[axis + 2]))
+                low = min(low, max(float(boxes[i, axis]), space_box[axis]))
+                high = max(high, min(float(boxes[i, axis + 2]), space_box[axis + 2]))
             box[axis] = low
             box[axis + 2] = high
             base = segment.tile_offsets[tile] + axis * N_SLABS * n_words
             for i in range(start, stop):
-                least = max(float(segment.posting_boxes[i, axis]), low)
-                most = min(float(segment.posting_boxes[i, axis + 2]), high)
+                least = max(float(boxes[i, axis]), low)
+                most = min(float(boxes[i, axis + 2]), high)
                 bit = np.uint64(1) << np.uint64((i - start) & 63)
                 for slab in range(slab_of(least, low, high), slab_of(most, low, high) + 1):
                     segment.bits[base + slab * n_words + ((i - start) >> 6)] |= bit

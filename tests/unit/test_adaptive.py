@@ -1,0 +1,90 @@
+"""The adaptive index where it splits by itself: the deliveries of the exhaustive one, through churn and merges."""
+
+import random
+
+import numpy as np
+import pytest
+
+import nearcast as nc
+from nearcast.kernels.probe import float32_around, lowest_bit, sorted_candidates
+
+WORDS = [f"w{i}" for i in range(60)]
+
+
+def some_words(draw, most):
+    # Squared, so that low numbers are frequent.
+    return [WORDS[int(60 * draw.random() ** 2)] for _ in range(draw.randint(1, most))]
+
+
+def subscription(draw, number, is_geographic):
+    x, y = (draw.uniform(-180, 180), draw.uniform(-90, 90)) if is_geographic else (draw.random(), draw.random())
+    kind = draw.choices(["boolean", "similar", "topk", "nearest"], [90, 4, 3, 3])[0]
+    words = some_words(draw, 4)
+    if kind == "similar":
+        weight, threshold = draw.choice([0.2, 0.5, 1]), draw.choice([0.3, 0.8, 1])
+        return nc.Similar(number, words, at=(x, y), text_weight=weight, threshold=threshold)
+    if kind == "topk":
+        return nc.TopK(number, words, at=(x, y), k=3)
+    if kind == "nearest":
+        return nc.Nearest(number, words, at=(x, y), k=3)
+    size = draw.choice([0.0, 0.01, 0.01, 0.02, 0.05]) * (60 if is_geographic else 1)
+    expression = draw.choice([" ", " ", " OR ", " NOT "]).join(words)
+    if is_geographic:
+        west, east = (x - size + 180) % 360 - 180, (x + size + 180) % 360 - 180
+        box = nc.Box(west, max(-90, y - size), east, min(90, y + size))
+        return nc.Boolean(number, expression, within=draw.choice([box, box, nc.Circle(x, y, size * 100_000)]))
+    shapes = [nc.Box(x - size, y - size, x + size, y + size), nc.Circle(x, y, size), nc.Anywhere()]
+    return nc.Boolean(number, expression, within=draw.choices(shapes, [20, 9, 1])[0])
+
+
+def messages(draw, n, is_geographic):
+    for number in range(n):
+        x, y = (draw.uniform(-180, 180), draw.uniform(-90, 90)) if is_geographic else (draw.random(), draw.random())
+        yield nc.Message(number, x, y, some_words(draw, 8))
+
+
+@pytest.mark.parametrize("is_geographic", [False, True])
+def test_thousands_of_subscriptions_get_what_the_exhaustive_index_gives(is_geographic):
+    draw = random.Random(5)
+    space = nc.Geographic() if is_geographic else nc.Planar(0, 0, 1, 1)
+    sample = [some_words(draw, 8) for _ in range(200)]
+    brokers = [
+        nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), window=nc.CountWindow(50), index=index)
+        for index in ("adaptive", "exhaustive")
+    ]
+    n_registered = 0
+    for n_new in (3000, 1, 300, 40, 2000):
+        new = [subscription(draw, n_registered + i, is_geographic) for i in range(n_new)]
+        n_registered += n_new
+        gone = draw.sample(brokers[0].ids(), len(brokers[0]) // 10)
+        batch = list(messages(draw, 40, is_geographic))
+        adaptive, exhaustive = (
+            [broker.subscribe(new), broker.unsubscribe(gone), broker.publish_batch(batch)] for broker in brokers
+        )
+        assert adaptive == exhaustive
+        assert adaptive[2].num_rows > 50
+    assert " 0 of them split by space" not in brokers[0].describe()
+    assert " 0 split by a second word" not in brokers[0].describe()
+    assert brokers[0].stats().candidates < brokers[1].stats().candidates / 20
+
+
+@pytest.mark.kernels
+def test_candidates_are_sorted_as_numpy_would():
+    draw = np.random.default_rng(1)
+    for n_rows, n_slots, n in [(1, 1, 600), (7, 5000, 3000), (5000, 3, 2000), (4000, 3_000_000, 5000), (3, 3, 10)]:
+        rows, slots = draw.integers(0, n_rows, n), draw.integers(0, n_slots, n)
+        found = (rows << 32) | (slots << 1) | draw.integers(0, 2, n)
+        # Of equal rows and slots either may come first: a pair occurs once.
+        found = found[np.unique(found >> 1, return_index=True)[1]]
+        draw.shuffle(found)
+        assert (sorted_candidates(found, n_rows, n_slots) == np.sort(found)).all()
+
+
+@pytest.mark.kernels
+def test_bits_and_neighbours():
+    assert [lowest_bit(np.uint64(1) << np.uint64(i)) for i in range(64)] == list(range(64))
+    assert lowest_bit(np.uint64(0b1011000)) == 3
+    for value in (0.1, -0.1, 0.5, 1e-30, 179.99999999, -180.0, 1e30):
+        low, high = float32_around(value)
+        assert low <= value <= high
+        assert low == high or np.nextafter(low, np.float32(np.inf)) == high
