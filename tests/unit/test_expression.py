@@ -83,6 +83,7 @@ def test_limits():
         parse(" ".join(f"w{i}" for i in range(MAX_LITERALS + 1)), ANALYZER)
     # Repeats and absorbed clauses do not count.
     assert len(parse("a OR " + " OR ".join(f"(a w{i})" for i in range(400)), ANALYZER).clauses) == 1
+    assert len(parse(" ".join(f"(a OR b{i})" for i in range(12)), ANALYZER).clauses) == 2
 
 
 def test_stop_words_are_left_out_of_an_expression():
