@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from nearcast import columns as arrow
-from nearcast.columns import MessageColumns, RawMessages
+from nearcast.columns import MessageColumns, RawMessages, SubscriptionColumns
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.explain import Explanation, explanation
 from nearcast.index.book import Book
-from nearcast.index.compile import Parsed, parsed, taken
+from nearcast.index.compile import Parsed, compiled, compiled_boxes, parsed, taken
 from nearcast.index.matches import Matches, joined
 from nearcast.index.protocol import Pairs, unverified
 from nearcast.index.registry import INDEXES, IndexName
@@ -167,7 +167,11 @@ class Broker:
             return self._listed(self._register({subscriptions.id: row}, id_type))
         items: Iterable[Any] = subscriptions
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
-            items = arrow.subscriptions_of_table(arrow.as_table(subscriptions))
+            table = arrow.as_table(subscriptions)
+            deliveries = self._subscribed_boxes(table)
+            if deliveries is not None:
+                return (deliveries, arrow.rejections_table([])) if on_error == "skip" else deliveries
+            items = arrow.subscriptions_of_table(table)
         elif not isinstance(subscriptions, Iterable):
             raise NearcastError(f"subscriptions is {subscriptions!r}; it must be one or many, or an Arrow table")
         rows: dict[Id, Parsed] = {}
@@ -430,10 +434,27 @@ class Broker:
         return kind
 
     def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None) -> Outcome:
+        columns = compiled(list(rows.values()), self.vocabulary, self._book.n_registered)
+        return self._register_columns(list(rows), columns, [row.polygon for row in rows.values()], id_type)
+
+    def _subscribed_boxes(self, table: pa.Table) -> pa.Table | None:
+        """Register a table of plain boxes without looking at its rows one by one; None if it is no such table."""
+        plain = arrow.plain_boxes(table)
+        if plain is None or (self._subscription_id_type or plain.ids.type) != plain.ids.type:
+            return None
+        columns = compiled_boxes(plain, self.vocabulary, self.space, self._book.n_registered)
+        if columns is None:
+            return None
+        ids = plain.ids.to_pylist()
+        return self._tabulated(self._register_columns(ids, columns, [None] * len(ids), plain.ids.type))
+
+    def _register_columns(
+        self, ids: list[Id], columns: SubscriptionColumns, polygons: list[Any], id_type: pa.DataType | None
+    ) -> Outcome:
         with self._change("subscribe"):
             self._subscription_id_type = id_type
-            self._feeds.forget(self._book.remove([key for key in rows if key in self._book]))
-            slots = self._book.register(list(rows), list(rows.values()))
+            self._feeds.forget(self._book.remove([key for key in ids if key in self._book]))
+            slots = self._book.register(ids, columns, polygons)
             changes = self._feeds.register(slots)
         return self._outcome(joined([]), np.zeros(0, np.int64), [], changes)
 

@@ -308,6 +308,36 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any] | NearcastError]:
                     yield NearcastError(f"it holds bytes that are not UTF-8 ({error.reason})")
 
 
+class PlainBoxes(NamedTuple):
+    """A table of nothing but boolean subscriptions with lists of keywords and boxes, the way to bring in millions."""
+
+    ids: Any  # Arrow string or int64
+    keywords: Any  # Arrow list<string>
+    boxes: Any  # float64 (n, 4)
+
+
+def plain_boxes(table: pa.Table) -> PlainBoxes | None:
+    """Return a table as plain boxes, None if it is anything else or if a row is not plainly good."""
+    corners = ("min_x", "min_y", "max_x", "max_y")
+    names = set(table.schema.names) & SUBSCRIPTION_COLUMNS
+    used = {name for name in names if table[name].null_count < table.num_rows}
+    is_region_plain = not used & {"expression", "text", "region", "radius", "x", "y", "lon", "lat"}
+    if not used >= {"id", "kind", "keywords", *corners} or not is_region_plain:
+        return None
+    keywords = _column(table, "keywords")
+    types = [table[name].type for name in corners]
+    if not is_list_of_strings(keywords.type) or not all(map(pa.types.is_floating, types)):
+        return None
+    ids = id_column(table)
+    if ids.null_count or keywords.null_count or len(ids.unique()) < len(ids):
+        return None
+    if table["kind"].unique().to_pylist() != ["boolean"]:
+        return None
+    boxes = np.stack([_floats(_column(table, name)) for name in corners], axis=1).astype(np.float64)
+    is_good = np.isfinite(boxes).all() and (boxes[:, 1] <= boxes[:, 3]).all()
+    return PlainBoxes(ids, keywords, boxes) if is_good else None
+
+
 def subscription_of_row(row: Mapping[str, Any]) -> Subscription:
     """Return the subscription that a row describes; a missing value is absent from the mapping."""
     kind = checked_choice("kind", _needed(row, "kind"), KINDS)

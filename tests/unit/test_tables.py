@@ -27,6 +27,22 @@ def test_subscriptions_survive_a_table(data):
     assert list(subscriptions_of_table(subscriptions_to_table(subscriptions))) == subscriptions
 
 
+@given(data=st.data(), space=strategies.spaces)
+def test_a_table_of_boxes_is_read_at_once_as_it_is_row_by_row(data, space):
+    rows = data.draw(st.lists(st.tuples(strategies.keyword_lists, strategies.boxes(space)), min_size=1, max_size=8))
+    subscriptions = [nc.Boolean(i, words, within=box) for i, (words, box) in enumerate(rows)]
+    table = subscriptions_to_table(subscriptions)
+    messages = data.draw(st.lists(strategies.messages(space), max_size=8))
+    at_once, one_by_one = nc.Broker(space=space), nc.Broker(space=space)
+    _, rejected = at_once.subscribe(table, on_error="skip")
+    _, also_rejected = one_by_one.subscribe(subscriptions, on_error="skip")
+    assert rejected == also_rejected
+    assert at_once.publish_batch(messages) == one_by_one.publish_batch(messages)
+    assert at_once.ids() == one_by_one.ids()
+    is_plain = not rejected.num_rows and all(words for words, _ in rows)
+    assert (at_once._subscribed_boxes(table) is not None) == is_plain
+
+
 def test_columns_of_messages_may_have_other_names_and_types():
     expected = [nc.Delivery("s", "a"), nc.Delivery("s", "b")]
     texts = ["tea", "green tea"]

@@ -11,7 +11,7 @@ import shapely
 
 from nearcast.columns import MessageColumns, SubscriptionColumns, id_array
 from nearcast.errors import UnknownSubscriptionError
-from nearcast.index.compile import Parsed, compiled, taken
+from nearcast.index.compile import compiled, taken
 from nearcast.index.growable import Growable, GrowableColumns
 from nearcast.index.matches import Matches, matches
 from nearcast.index.protocol import Pairs
@@ -74,14 +74,13 @@ class Book:
         """Return the slots of subscriptions given by their registration numbers."""
         return np.searchsorted(self.columns.orders, list(orders)).tolist()
 
-    def register(self, ids: Sequence[Id], rows: Sequence[Parsed]) -> Any:
-        """Add subscriptions whose ids are not in use; return their slots."""
-        columns = compiled(rows, self.vocabulary, self.n_registered)
+    def register(self, ids: Sequence[Id], columns: SubscriptionColumns, polygons: Sequence[Any]) -> Any:
+        """Add subscriptions whose ids are not in use, compiled for `n_registered`; return their slots."""
         self.n_registered += len(ids)
         slots = np.arange(self._ids.size, self._ids.size + len(ids))
         self._columns.extend(columns)
         self._ids.extend(_objects(ids))
-        self._polygons.extend(_objects([row.polygon for row in rows]))
+        self._polygons.extend(_objects(polygons))
         self._slot_of.update(zip(ids, slots.tolist(), strict=True))
         self._index.insert(slots, self.columns)
         return slots

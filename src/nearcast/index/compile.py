@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearcast.columns import SubscriptionColumns
+from nearcast.columns import PlainBoxes, SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.index.growable import ragged, taken_rows
 from nearcast.kernels.verify import BOOLEAN, TOPK
-from nearcast.model import KINDS, SIMILARITIES, Boolean, Polygon, Similar, Space, Subscription, TopK
+from nearcast.model import KINDS, SIMILARITIES, Boolean, Geographic, Polygon, Similar, Space, Subscription, TopK
 from nearcast.scoring.textual import unit_vectors
-from nearcast.space.distance import check_in_space
-from nearcast.space.regions import shape_and_numbers
-from nearcast.text.expression import Clause, all_of, parse
+from nearcast.space.distance import check_in_space, is_in_space
+from nearcast.space.regions import BOX, shape_and_numbers
+from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
 from nearcast.text.vocabulary import Vocabulary
 
 
@@ -108,6 +108,43 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
         required_ids=ragged(required, np.int32)[1],
         forbidden_offsets=ragged(forbidden, np.int32)[0],
         forbidden_ids=ragged(forbidden, np.int32)[1],
+    )
+
+
+def compiled_boxes(
+    plain: PlainBoxes, vocabulary: Vocabulary, space: Space, first_order: int
+) -> SubscriptionColumns | None:
+    """Return plain boxes as columns, all at once; None if a row needs a closer look."""
+    n = len(plain.ids)
+    low, high = plain.boxes[:, :2].T, plain.boxes[:, 2:].T
+    if isinstance(space, Geographic):
+        is_good = is_in_space(space, *low).all() and is_in_space(space, *high).all()
+    else:
+        is_good = (low[0] <= high[0]).all()
+    if not is_good:
+        return None
+    words = vocabulary.of_keywords(plain.keywords)
+    sizes = np.diff(words.token_offsets)
+    if sizes.min(initial=1) < 1 or sizes.max(initial=0) > MAX_LITERALS:
+        # The words stay admitted, in the order in which the closer look will meet them.
+        return None
+    empty = compiled([], vocabulary, 0)
+    zeros = {name: np.zeros(n, array.dtype) for name, array in empty._asdict().items() if array.ndim == 1}
+    return SubscriptionColumns(
+        **zeros
+        | {
+            "orders": np.arange(first_order, first_order + n),
+            "token_offsets": np.zeros(n + 1, np.int64),
+            "token_ids": empty.token_ids,
+            "token_weights": empty.token_weights,
+            "shapes": np.full(n, BOX, np.int8),
+            "regions": plain.boxes,
+            "clause_offsets": np.arange(n + 1),
+            "required_offsets": words.token_offsets,
+            "required_ids": words.token_ids,
+            "forbidden_offsets": np.zeros(n + 1, np.int64),
+            "forbidden_ids": empty.forbidden_ids,
+        }
     )
 
 
