@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
 
 from nearcast import columns as arrow
-from nearcast.columns import MessageColumns, RawMessages, SubscriptionColumns
+from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.explain import Explanation, explanation
 from nearcast.index.book import Book
@@ -20,6 +20,7 @@ from nearcast.index.compile import Parsed, compiled, compiled_boxes, parsed, tak
 from nearcast.index.matches import Matches, joined
 from nearcast.index.protocol import Pairs, unverified
 from nearcast.index.registry import INDEXES, IndexName
+from nearcast.intake import Intake, checked_id_type, id_type
 from nearcast.kernels.verify import NEAREST, TOPK
 from nearcast.model import (
     KINDS,
@@ -40,19 +41,16 @@ from nearcast.model import (
     Window,
     checked_choice,
     checked_id,
-    checked_time,
-    shortened,
 )
-from nearcast.results.feeds import FeedChange, Feeds
+from nearcast.results.feeds import Feeds
+from nearcast.results.outcome import Outcome, deliveries, outcome
 from nearcast.results.standings import Entry
-from nearcast.scoring.textual import unit_vectors
-from nearcast.space.distance import is_in_space, outside_reason
 from nearcast.storage import State, read_state, write_state
-from nearcast.text.vocabulary import TokenRows, Vocabulary, stacked_rows, token_rows_of_arrow
+from nearcast.subscription_tables import plain_boxes, subscriptions_of_table
+from nearcast.text.vocabulary import Vocabulary
 
 OnError = Literal["raise", "skip"]
 ON_ERROR = ("raise", "skip")
-VOCABULARY_KEY = b"nearcast.vocabulary"
 ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
 
 
@@ -68,16 +66,6 @@ class Stats:
     window_messages: int
     vocabulary_tokens: int
     index: str
-
-
-class Outcome(NamedTuple):
-    """Deliveries as arrays, in their final order; NaN stands for no score and no distance."""
-
-    slots: Any
-    message_ids: Any
-    changes: Any
-    scores: Any
-    distances: Any
 
 
 class Broker:
@@ -124,10 +112,10 @@ class Broker:
         self.window: Window | None = _checked_type("window", window, CountWindow, TimeWindow, type(None))
         self._book = Book(self.space, self.vocabulary, index)
         self._feeds = Feeds(self._book, window)
+        self._intake = Intake(self.space, self.vocabulary, window)
         self._n_messages = self._n_candidates = self._n_deliveries = 0
         self._interrupted = ""
         self._subscription_id_type: pa.DataType | None = None
-        self._message_id_type: pa.DataType | None = None
 
     # --- subscriptions
 
@@ -162,21 +150,21 @@ class Broker:
         """
         checked_choice("on_error", on_error, ON_ERROR)
         if isinstance(subscriptions, (Boolean, Similar, TopK, Nearest)):
-            id_type = self._checked_id_type(subscriptions.id, self._subscription_id_type)
+            kind = checked_id_type("subscription", subscriptions.id, self._subscription_id_type)
             row = self._parsed(subscriptions)
-            return self._listed(self._register({subscriptions.id: row}, id_type))
+            return self._listed(self._register({subscriptions.id: row}, kind))
         items: Iterable[Any] = subscriptions
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
             table = arrow.as_table(subscriptions)
-            deliveries = self._subscribed_boxes(table)
-            if deliveries is not None:
-                return (deliveries, arrow.rejections_table([])) if on_error == "skip" else deliveries
-            items = arrow.subscriptions_of_table(table)
+            answers = self._subscribed_boxes(table)
+            if answers is not None:
+                return (answers, arrow.rejections_table([])) if on_error == "skip" else answers
+            items = subscriptions_of_table(table)
         elif not isinstance(subscriptions, Iterable):
             raise NearcastError(f"subscriptions is {subscriptions!r}; it must be one or many, or an Arrow table")
         rows: dict[Id, Parsed] = {}
         rejections: list[Rejection] = []
-        id_type = self._subscription_id_type
+        known_type = self._subscription_id_type
         for number, item in enumerate(items):
             if isinstance(item, Rejection):
                 rejections.append(item)
@@ -184,19 +172,19 @@ class Broker:
             if not isinstance(item, (Boolean, Similar, TopK, Nearest)):
                 raise NearcastError(f"item {number} is {item!r}; it must be a Boolean, Similar, TopK or Nearest")
             try:
-                kind = self._checked_id_type(item.id, id_type)
+                kind = checked_id_type("subscription", item.id, known_type)
                 row = self._parsed(item)
             except NearcastError as error:
                 rejections.append(Rejection(number, item.id, str(error)))
             else:
-                id_type = kind
+                known_type = kind
                 # A later row replaces an earlier one and takes its own place in the order.
                 rows.pop(item.id, None)
                 rows[item.id] = row
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
-        deliveries = self._tabulated(self._register(rows, id_type))
-        return (deliveries, arrow.rejections_table(rejections)) if on_error == "skip" else deliveries
+        answers = self._tabulated(self._register(rows, known_type))
+        return (answers, arrow.rejections_table(rejections)) if on_error == "skip" else answers
 
     def unsubscribe(self, ids: Id | Iterable[Id]) -> None:
         """Remove a subscription, or many; an unknown id raises UnknownSubscriptionError and nothing is removed."""
@@ -227,11 +215,9 @@ class Broker:
 
     def publish(self, message: Message) -> list[Delivery]:
         """Take in one message and return whom it reaches; a bad one raises and changes nothing."""
-        self._check_message(message)
-        messages = self._message_columns(
-            [message.x], [message.y], [_time(message)], self.vocabulary.of_words(message.text)
-        )
-        return self._listed(self._publish(messages, [message.id], _id_type(message.id)))
+        self._intake.check(message)
+        messages = self._intake.column_of(message, self._n_messages)
+        return self._listed(self._publish(messages, [message.id], id_type(message.id)))
 
     @overload
     def publish_batch(
@@ -259,19 +245,19 @@ class Broker:
             on_error="skip" a pair: the deliveries, and a table of the rejected rows with their ids and reasons.
         """
         checked_choice("on_error", on_error, ON_ERROR)
-        raw, rejections = self._checked_messages(messages)
+        raw, rejections = self._intake.checked(messages)
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
-        messages = self._message_columns(raw.x, raw.y, raw.times, self._token_rows(raw))
-        deliveries = self._tabulated(self._publish(messages, raw.ids.to_pylist(), raw.ids.type))
-        return (deliveries, arrow.rejections_table(rejections)) if on_error == "skip" else deliveries
+        columns = self._intake.columns(raw, self._n_messages)
+        table = self._tabulated(self._publish(columns, raw.ids.to_pylist(), raw.ids.type))
+        return (table, arrow.rejections_table(rejections)) if on_error == "skip" else table
 
     def analyze(self, messages: pa.Table | Sequence[Message]) -> pa.Table:
         """Return messages with token ids in place of their words, for `publish_batch`; a bad row raises."""
-        raw, rejections = self._checked_messages(messages)
+        raw, rejections = self._intake.checked(messages)
         if rejections:
             raise RejectedRowsError(rejections)
-        tokens = self._token_rows(raw)
+        tokens = self._intake.token_rows(raw)
         offsets = pa.array(tokens.token_offsets)
         times = pa.array(raw.times, mask=raw.times == arrow.NO_TIME)
         table = pa.table(
@@ -284,9 +270,7 @@ class Broker:
                 "token_counts": pa.LargeListArray.from_arrays(offsets, pa.array(tokens.token_counts)),
             }
         )
-        n_tokens = len(self.vocabulary)
-        stamp = f"{self.vocabulary.version} {n_tokens} {self.vocabulary.fingerprint(n_tokens)}"
-        return table.replace_schema_metadata({VOCABULARY_KEY: stamp.encode()})
+        return table.replace_schema_metadata(self._intake.stamp())
 
     # --- answers
 
@@ -310,9 +294,8 @@ class Broker:
         With `is_published` it is the message with this id that was published: is it in the results now, and why?
         """
         slot = self._book.slot(subscription_id)
-        self._check_message(message)
-        tokens = self.vocabulary.of_words(message.text, is_admitted=False)
-        columns = self._message_columns([message.x], [message.y], [_time(message)], tokens)
+        self._intake.check(message)
+        columns = self._intake.column_of(message, self._n_messages, is_admitted=False)
         pair = unverified(np.zeros(1, np.int64), np.array([slot]))
         match = self._book.matches(pair, columns)
         entry: Entry | None = None
@@ -375,7 +358,7 @@ class Broker:
             "n_candidates": self._n_candidates,
             "n_deliveries": self._n_deliveries,
             "subscription_id_type": str(self._subscription_id_type),
-            "message_id_type": str(self._message_id_type),
+            "message_id_type": str(self._intake.id_type),
         }
         write_state(path, State(arrays, tables, description))
 
@@ -410,7 +393,7 @@ class Broker:
         self._n_candidates = description["n_candidates"]
         self._n_deliveries = description["n_deliveries"]
         self._subscription_id_type = ID_TYPES[description["subscription_id_type"]]
-        self._message_id_type = ID_TYPES[description["message_id_type"]]
+        self._intake.id_type = ID_TYPES[description["message_id_type"]]
         self._book.restore(part("subscription_"), state.tables["subscriptions"], description["n_registered"])
         if self._feeds.window:
             messages = MessageColumns(**part("message_"))
@@ -427,19 +410,13 @@ class Broker:
             )
         return parsed(subscription, self.vocabulary, self.space)
 
-    def _checked_id_type(self, value: Id, known: pa.DataType | None, what: str = "subscription") -> pa.DataType:
-        kind = _id_type(value)
-        if known is not None and kind != known:
-            raise NearcastError(f"id is {value!r}; the {what} ids of this broker are of type {known}, all must be")
-        return kind
-
     def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None) -> Outcome:
         columns = compiled(list(rows.values()), self.vocabulary, self._book.n_registered)
         return self._register_columns(list(rows), columns, [row.polygon for row in rows.values()], id_type)
 
     def _subscribed_boxes(self, table: pa.Table) -> pa.Table | None:
         """Register a table of plain boxes without looking at its rows one by one; None if it is no such table."""
-        plain = arrow.plain_boxes(table)
+        plain = plain_boxes(table)
         if plain is None or (self._subscription_id_type or plain.ids.type) != plain.ids.type:
             return None
         columns = compiled_boxes(plain, self.vocabulary, self.space, self._book.n_registered)
@@ -456,7 +433,7 @@ class Broker:
             self._feeds.forget(self._book.remove([key for key in ids if key in self._book]))
             slots = self._book.register(ids, columns, polygons)
             changes = self._feeds.register(slots)
-        return self._outcome(joined([]), np.zeros(0, np.int64), [], changes)
+        return self._counted(outcome(joined([]), np.zeros(0, np.int64), [], changes))
 
     @contextmanager
     def _change(self, what: str) -> Iterator[None]:
@@ -475,151 +452,36 @@ class Broker:
                 "wrong; open it again from where it was saved"
             )
 
-    def _check_message(self, message: Message) -> None:
-        if not isinstance(message, Message):
-            raise NearcastError(f"message is {shortened(message)}; it must be a Message; tables go to publish_batch")
-        self._checked_id_type(message.id, self._message_id_type, "message")
-        reason = ""
-        if not is_in_space(self.space, message.x, message.y):
-            reason = outside_reason(self.space, message.x, message.y)
-        elif message.ts is None and isinstance(self.window, TimeWindow):
-            reason = arrow.TIME_IS_MISSING
-        if reason:
-            raise NearcastError(f"message {message.id!r} was rejected: {reason}")
-
-    def _checked_messages(self, messages: pa.Table | Sequence[Message]) -> tuple[RawMessages, list[Rejection]]:
-        if not isinstance(messages, (pa.Table, pa.RecordBatch)):
-            if not isinstance(messages, Iterable):
-                raise NearcastError(f"messages is {messages!r}; it must be a list of Message or an Arrow table")
-            messages = arrow.messages_to_table(list(messages))
-        table = arrow.as_table(messages)
-        if "token_ids" in table.schema.names:
-            self._check_vocabulary(table.schema.metadata or {})
-        raw, rejections = arrow.raw_messages(table, needs_time=isinstance(self.window, TimeWindow))
-        if len(raw.ids):
-            self._checked_id_type(raw.ids[0].as_py(), self._message_id_type, "message")
-        is_good = is_in_space(self.space, raw.x, raw.y)
-        for bad in np.flatnonzero(~is_good).tolist():
-            reason = outside_reason(self.space, float(raw.x[bad]), float(raw.y[bad]))
-            rejections.append(Rejection(int(raw.rows[bad]), raw.ids[bad].as_py(), reason))
-        if not is_good.all():
-            raw = arrow.kept_messages(raw, np.flatnonzero(is_good))
-        return raw, sorted(rejections, key=lambda rejection: rejection.row)
-
-    def _check_vocabulary(self, metadata: Mapping[bytes, bytes]) -> None:
-        """Raise unless token ids mean here what they meant where the messages were analysed."""
-        version, n_tokens, fingerprint = (*metadata.get(VOCABULARY_KEY, b"").decode().split(), "", "0", "")[:3]
-        if version != self.vocabulary.version:
-            raise NearcastError(
-                f"these messages were analysed with vocabulary version {version or 'unknown'}; "
-                f"this broker has version {self.vocabulary.version}"
-            )
-        if int(n_tokens) > len(self.vocabulary) or fingerprint != self.vocabulary.fingerprint(int(n_tokens)):
-            raise NearcastError(
-                "these messages were analysed by a broker that met other new words; analyse them with this one"
-            )
-
-    def _token_rows(self, raw: RawMessages) -> TokenRows:
-        if raw.tokens is not None:
-            rows = token_rows_of_arrow(*raw.tokens)
-            if rows.token_ids.size and not 0 <= rows.token_ids.min() <= rows.token_ids.max() < len(self.vocabulary):
-                raise NearcastError("token_ids holds ids that this broker's vocabulary does not know")
-            return rows
-        if raw.keywords is None:
-            return self.vocabulary.of_texts(raw.texts)
-        if raw.texts is None:
-            return self.vocabulary.of_keywords(raw.keywords)
-        both = zip(raw.texts.to_pylist(), raw.keywords.to_pylist(), strict=True)
-        rows_of_words = [self.vocabulary.of_words(text if words is None else words) for text, words in both]
-        return stacked_rows(rows_of_words) if rows_of_words else self.vocabulary.of_texts(raw.texts)
-
-    def _message_columns(self, x: Any, y: Any, times: Any, tokens: TokenRows) -> MessageColumns:
-        weights = self.vocabulary.weights(tokens.token_ids)
-        return MessageColumns(
-            x=np.asarray(x),
-            y=np.asarray(y),
-            token_offsets=tokens.token_offsets,
-            token_ids=tokens.token_ids,
-            token_weights=weights,
-            token_units=unit_vectors(tokens.token_offsets, weights, tokens.token_counts),
-            times=np.asarray(times),
-            arrivals=np.arange(self._n_messages, self._n_messages + len(x)),
-        )
-
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType) -> Outcome:
         found = joined(self._verified(pairs, messages) for pairs in self._book.candidates(messages))
         keeps_results = self._book.columns.ks[found.slots] > 0
         with self._change("publish"):
             if ids:
-                self._message_id_type = id_type
+                self._intake.id_type = id_type
             self._n_messages += len(ids)
             changes = self._feeds.publish(Matches(*(part[keeps_results] for part in found)), messages, ids)
-        return self._outcome(Matches(*(part[~keeps_results] for part in found)), messages.arrivals, ids, changes)
+        others = Matches(*(part[~keeps_results] for part in found))
+        return self._counted(outcome(others, messages.arrivals, ids, changes))
 
     def _verified(self, pairs: Pairs, messages: MessageColumns) -> Matches:
         self._n_candidates += pairs.rows.size
         return self._book.matches(pairs, messages)
 
-    def _outcome(self, found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[FeedChange]) -> Outcome:
-        """Return matches and changes in one, ordered by arrival of the message, then by registration."""
-        entries = [change.entry for _, change in changes]
-        slots = np.concatenate([found.slots, np.array([slot for slot, _ in changes], np.int64)])
-        arrived = np.concatenate([arrivals[found.rows], np.array([entry.arrival for entry in entries], np.int64)])
-        message_ids = (
-            _objects(ids)[found.rows]
-            if not entries
-            else _objects([*map(ids.__getitem__, found.rows.tolist()), *(entry.message for entry in entries)])
-        )
-        outcome = Outcome(
-            slots,
-            message_ids,
-            np.concatenate([np.ones(found.rows.size, np.int8), np.array([c.change for _, c in changes], np.int8)]),
-            np.concatenate([found.scores, [entry.score for entry in entries]]),
-            np.concatenate([found.distances, [entry.distance for entry in entries]]),
-        )
-        self._n_deliveries += slots.size
-        # Slots are in order of registration. A single segment gives its matches in this order already.
-        keys = (arrived << 32) | slots
-        if (keys[1:] > keys[:-1]).all():
-            return outcome
-        order = np.argsort(keys, kind="stable")
-        return Outcome(*(part[order] for part in outcome))
+    def _counted(self, result: Outcome) -> Outcome:
+        self._n_deliveries += result.slots.size
+        return result
 
-    def _tabulated(self, outcome: Outcome) -> pa.Table:
+    def _tabulated(self, result: Outcome) -> pa.Table:
         return arrow.deliveries_table(
-            pa.array(self._book.ids[outcome.slots], self._subscription_id_type or pa.string()),
-            pa.array(outcome.message_ids, self._message_id_type or pa.string()),
-            outcome.changes,
-            outcome.scores,
-            outcome.distances,
+            pa.array(self._book.ids[result.slots], self._subscription_id_type or pa.string()),
+            pa.array(result.message_ids, self._intake.id_type or pa.string()),
+            result.changes,
+            result.scores,
+            result.distances,
         )
 
-    def _listed(self, outcome: Outcome) -> list[Delivery]:
-        columns = (self._book.ids[outcome.slots], *outcome[1:])
-        return [
-            Delivery(subscription, message, change, _known(score), _known(distance))
-            for subscription, message, change, score, distance in zip(*(c.tolist() for c in columns), strict=True)
-        ]
-
-
-def _known(value: float) -> float | None:
-    """Return a number, None for NaN."""
-    return value if value == value else None
-
-
-def _time(message: Message) -> int:
-    moment = checked_time("ts", message.ts)
-    return arrow.NO_TIME if moment is None else moment
-
-
-def _id_type(value: Id) -> pa.DataType:
-    return pa.string() if isinstance(value, str) else pa.int64()
-
-
-def _objects(values: Sequence[Any]) -> Any:
-    result = np.empty(len(values), object)
-    result[:] = values
-    return result
+    def _listed(self, result: Outcome) -> list[Delivery]:
+        return deliveries(result, self._book.ids[result.slots])
 
 
 def _checked_type(name: str, value: Any, *kinds: type) -> Any:

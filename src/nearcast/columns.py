@@ -8,60 +8,26 @@ deliveries: subscription, message, change, score, distance. Other columns are pa
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import shapely
 
 from nearcast.errors import NearcastError, Rejection
 from nearcast.model import (
-    KINDS,
     MAX_SECONDS,
     MICROSECONDS,
-    Anywhere,
-    Boolean,
-    Box,
-    Circle,
     Delivery,
     Id,
     Message,
-    Nearest,
-    Polygon,
-    Region,
-    Similar,
-    Subscription,
-    TopK,
-    checked_choice,
-    checked_id,
     checked_time,
 )
 
 NO_TIME = -(2**63)
 TIME_IS_MISSING = "ts is missing; a TimeWindow needs the time of every message"
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-SUBSCRIPTION_COLUMNS = {
-    *(
-        "id",
-        "kind",
-        "expression",
-        "text",
-        "keywords",
-        "x",
-        "y",
-        "lon",
-        "lat",
-        "region",
-        "min_x",
-        "min_y",
-        "max_x",
-        "max_y",
-    ),
-    *("radius", "text_weight", "threshold", "similarity", "k", "spatial_weight"),
-}
 TICKS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -138,11 +104,11 @@ def messages_to_table(messages: Sequence[Message]) -> pa.Table:
 
 def raw_messages(table: pa.Table, *, needs_time: bool) -> tuple[RawMessages, list[Rejection]]:
     """Check a table of messages; whether a point lies in the space is left to the caller."""
-    _check_columns("messages", table, {"id": "id", "x": "x (or lon)", "y": "y (or lat)"})
+    check_columns("messages", table, {"id": "id", "x": "x (or lon)", "y": "y (or lat)"})
     ids = id_column(table)
     x, y = (float_column(table, *names) for names in (("x", "lon"), ("y", "lat")))
     tokens = None
-    texts, keywords = _column(table, "text"), _column(table, "keywords")
+    texts, keywords = one_column(table, "text"), one_column(table, "keywords")
     problems = _Problems(table.num_rows)
     problems.add(_nulls(ids), "id is missing")
     problems.add(_nulls(x), "x is missing")
@@ -162,7 +128,7 @@ def raw_messages(table: pa.Table, *, needs_time: bool) -> tuple[RawMessages, lis
     problems.add(is_bad_time, "ts is out of range; it must be a moment between the years -283000 and 287000")
     if needs_time:
         problems.add(times == NO_TIME, TIME_IS_MISSING)
-    raw = RawMessages(np.arange(table.num_rows), ids, _floats(x), _floats(y), times, texts, keywords, tokens)
+    raw = RawMessages(np.arange(table.num_rows), ids, floats(x), floats(y), times, texts, keywords, tokens)
     if not problems.is_good.all():
         raw = kept_messages(raw, np.flatnonzero(problems.is_good))
     return raw, problems.rejections(ids)
@@ -174,7 +140,7 @@ def _checked_tokens(table: pa.Table) -> tuple[Any, Any]:
         raise NearcastError("token_ids are given without token_counts; both come from Broker.analyze")
     columns = [table[name].combine_chunks() for name in ("token_ids", "token_counts")]
     for name, column in zip(("token_ids", "token_counts"), columns, strict=True):
-        if not (_is_list(column.type) and pa.types.is_integer(column.type.value_type)):
+        if not (is_list(column.type) and pa.types.is_integer(column.type.value_type)):
             raise NearcastError(f"column {name!r} has type {column.type}; it must be list<int32>")
         if column.null_count or column.flatten().null_count:
             raise NearcastError(f"column {name!r} holds nulls; it must come from Broker.analyze")
@@ -231,162 +197,6 @@ def _checked_texts(texts: Any, keywords: Any, problems: _Problems) -> tuple[Any,
         elif texts.null_count == len(texts):
             texts = None
     return texts, keywords
-
-
-# --- subscriptions
-
-
-def subscriptions_to_table(subscriptions: Sequence[Subscription]) -> pa.Table:
-    """Return subscriptions as an Arrow table."""
-    rows = [_subscription_row(subscription) for subscription in subscriptions]
-    schema = {
-        "kind": pa.string(),
-        "expression": pa.string(),
-        "keywords": pa.list_(pa.string()),
-        "x": pa.float64(),
-        "y": pa.float64(),
-        "region": pa.binary(),
-        "min_x": pa.float64(),
-        "min_y": pa.float64(),
-        "max_x": pa.float64(),
-        "max_y": pa.float64(),
-        "radius": pa.float64(),
-        "text_weight": pa.float64(),
-        "threshold": pa.float64(),
-        "similarity": pa.string(),
-        "k": pa.int64(),
-        "spatial_weight": pa.float64(),
-    }
-    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in schema.items()}
-    return pa.table({"id": id_array([row["id"] for row in rows]), **columns})
-
-
-def _subscription_row(subscription: Subscription) -> dict[str, Any]:
-    row: dict[str, Any] = {"id": subscription.id, "kind": subscription.kind}
-    words = subscription.expression if isinstance(subscription, Boolean) else subscription.text
-    row["expression" if isinstance(words, str) else "keywords"] = words
-    if not isinstance(subscription, Boolean):
-        row["x"], row["y"] = subscription.at
-        for name in ("text_weight", "threshold", "similarity", "k", "spatial_weight"):
-            row[name] = getattr(subscription, name, None)
-    elif isinstance(subscription.within, Polygon):
-        row["region"] = shapely.to_wkb(subscription.within.geometry)
-    else:
-        row.update(dataclasses.asdict(subscription.within))
-    return row
-
-
-def subscriptions_of_table(table: pa.Table) -> Iterator[Subscription | Rejection]:
-    """Yield each row of a table as a subscription, or as the reason why it is none."""
-    _check_columns("subscriptions", table, {"id": "id", "kind": "kind"})
-    if not {"expression", "text", "keywords"} & set(table.schema.names):
-        raise NearcastError(
-            f"subscriptions have the columns {', '.join(table.schema.names)}; they need 'expression' or 'keywords'"
-        )
-    table = table.select([name for name in table.schema.names if name in SUBSCRIPTION_COLUMNS])
-    ids = id_column(table)
-    table = table.set_column(table.schema.get_field_index("id"), "id", ids)
-    for number, row in enumerate(_rows(table)):
-        try:
-            if isinstance(row, NearcastError):
-                raise row
-            yield subscription_of_row({name: value for name, value in row.items() if value is not None})
-        except NearcastError as error:
-            yield Rejection(number, row["id"] if isinstance(row, dict) else None, str(error))
-
-
-def _rows(table: pa.Table) -> Iterator[dict[str, Any] | NearcastError]:
-    """Yield each row as a mapping; one that holds bytes that are not UTF-8 as an error."""
-    for batch in table.to_batches(max_chunksize=10_000):
-        try:
-            yield from batch.to_pylist()
-        except UnicodeDecodeError:
-            for number in range(batch.num_rows):
-                try:
-                    yield from batch.slice(number, 1).to_pylist()
-                except UnicodeDecodeError as error:
-                    yield NearcastError(f"it holds bytes that are not UTF-8 ({error.reason})")
-
-
-class PlainBoxes(NamedTuple):
-    """A table of nothing but boolean subscriptions with lists of keywords and boxes, the way to bring in millions."""
-
-    ids: Any  # Arrow string or int64
-    keywords: Any  # Arrow list<string>
-    boxes: Any  # float64 (n, 4)
-
-
-def plain_boxes(table: pa.Table) -> PlainBoxes | None:
-    """Return a table as plain boxes, None if it is anything else or if a row is not plainly good."""
-    corners = ("min_x", "min_y", "max_x", "max_y")
-    names = set(table.schema.names) & SUBSCRIPTION_COLUMNS
-    used = {name for name in names if table[name].null_count < table.num_rows}
-    is_region_plain = not used & {"expression", "text", "region", "radius", "x", "y", "lon", "lat"}
-    if not used >= {"id", "kind", "keywords", *corners} or not is_region_plain:
-        return None
-    keywords = _column(table, "keywords")
-    types = [table[name].type for name in corners]
-    if not is_list_of_strings(keywords.type) or not all(map(pa.types.is_floating, types)):
-        return None
-    ids = id_column(table)
-    if ids.null_count or keywords.null_count or len(ids.unique()) < len(ids):
-        return None
-    if table["kind"].unique().to_pylist() != ["boolean"]:
-        return None
-    boxes = np.stack([_floats(_column(table, name)) for name in corners], axis=1).astype(np.float64)
-    is_good = np.isfinite(boxes).all() and (boxes[:, 1] <= boxes[:, 3]).all()
-    return PlainBoxes(ids, keywords, boxes) if is_good else None
-
-
-def subscription_of_row(row: Mapping[str, Any]) -> Subscription:
-    """Return the subscription that a row describes; a missing value is absent from the mapping."""
-    kind = checked_choice("kind", _needed(row, "kind"), KINDS)
-    subscription_id = checked_id(_needed(row, "id"))
-    given = [name for name in ("expression", "text", "keywords") if name in row]
-    if not given:
-        raise NearcastError("expression is missing; it must be words, or keywords must be given")
-    if len(given) > 1:
-        raise NearcastError(f"{given[0]} and {given[1]} are both given; one of them must be null")
-    words = row[given[0]]
-    if given[0] == "keywords":
-        words = [word for word in words if word is not None]
-    if kind == "boolean":
-        return Boolean(subscription_id, words, within=_region_of_row(row))
-    at = (_needed(row, "x", "lon"), _needed(row, "y", "lat"))
-    names = {
-        "similar": ("text_weight", "threshold", "similarity"),
-        "topk": ("k", "spatial_weight"),
-        "nearest": ("k",),
-    }[kind]
-    values = {name: row[name] for name in names if name in row}
-    if isinstance(values.get("k"), float) and values["k"].is_integer():
-        values["k"] = int(values["k"])
-    kinds: dict[str, Any] = {"similar": Similar, "topk": TopK, "nearest": Nearest}
-    return cast(Subscription, kinds[kind](subscription_id, words, at=at, **values))
-
-
-def _region_of_row(row: Mapping[str, Any]) -> Region:
-    corners = ("min_x", "min_y", "max_x", "max_y")
-    given = [name for name in ("region", "radius") if name in row]
-    given += [name for name in corners if name in row][:1]
-    if len(given) > 1:
-        raise NearcastError(f"{' and '.join(given)} are both given; a region is one of WKB, box or radius")
-    if "region" in row:
-        return Polygon(row["region"])
-    if "radius" in row:
-        return Circle(_needed(row, "x", "lon"), _needed(row, "y", "lat"), row["radius"])
-    if any(name in row for name in corners):
-        return Box(*(_needed(row, name) for name in corners))
-    if any(name in row for name in ("x", "lon", "y", "lat")):
-        raise NearcastError("radius is missing; a boolean subscription with a point needs the radius of its circle")
-    return Anywhere()
-
-
-def _needed(row: Mapping[str, Any], *names: str) -> Any:
-    for name in names:
-        if name in row:
-            return row[name]
-    raise NearcastError(f"{names[0]} is missing")
 
 
 # --- deliveries
@@ -504,7 +314,8 @@ class _Problems:
         return [Rejection(row, ids[row].as_py(), reason) for row, reason in sorted(self._reasons.items())]
 
 
-def _check_columns(what: str, table: pa.Table, needed: Mapping[str, str]) -> None:
+def check_columns(what: str, table: pa.Table, needed: Mapping[str, str]) -> None:
+    """Raise if a table lacks a needed column, given with what to call it, or has two of one name."""
     names = set(table.schema.names)
     names |= {"x"} if "lon" in names else set()
     names |= {"y"} if "lat" in names else set()
@@ -527,14 +338,14 @@ def as_table(data: pa.Table | pa.RecordBatch) -> pa.Table:
     return data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
 
 
-def _column(table: pa.Table, name: str) -> Any:
+def one_column(table: pa.Table, name: str) -> Any:
     """Return a column in one piece; views of strings become strings, for Arrow cannot take rows of them."""
     if name not in table.schema.names:
         return None
     column = table[name].combine_chunks()
     if pa.types.is_string_view(column.type):
         return column.cast(pa.string())
-    if _is_list(column.type) and pa.types.is_string_view(column.type.value_type):
+    if is_list(column.type) and pa.types.is_string_view(column.type.value_type):
         return column.cast(pa.list_(pa.string()))
     return column
 
@@ -543,7 +354,8 @@ def _nulls(column: Any) -> Any:
     return pc.is_null(column).to_numpy(zero_copy_only=False)
 
 
-def _floats(column: Any) -> Any:
+def floats(column: Any) -> Any:
+    """Return a column of numbers as float64, NaN for null."""
     # A copy, for arrays of Arrow are read-only, and kernels would be compiled for both kinds.
     return pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False).copy()
 
@@ -557,8 +369,9 @@ def is_string(kind: pa.DataType) -> bool:
 
 def is_list_of_strings(kind: pa.DataType) -> bool:
     """Whether a column of this type holds lists of strings."""
-    return _is_list(kind) and is_string(kind.value_type)
+    return is_list(kind) and is_string(kind.value_type)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds lists."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import nearcast as nc
 import strategies
-from nearcast.columns import deliveries_of_table, messages_to_table, subscriptions_of_table, subscriptions_to_table
+from nearcast.columns import deliveries_of_table, messages_to_table
+from nearcast.subscription_tables import subscriptions_of_table, subscriptions_to_table
 
 PLANE = nc.Planar(0, 0, 10, 10)
 

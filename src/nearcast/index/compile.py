@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearcast.columns import PlainBoxes, SubscriptionColumns
+from nearcast.columns import SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.index.growable import ragged, taken_rows
 from nearcast.kernels.verify import BOOLEAN, TOPK
@@ -19,6 +19,7 @@ from nearcast.model import KINDS, SIMILARITIES, Boolean, Geographic, Polygon, Si
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import check_in_space, is_in_space
 from nearcast.space.regions import BOX, shape_and_numbers
+from nearcast.subscription_tables import PlainBoxes
 from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
 from nearcast.text.vocabulary import Vocabulary
 

@@ -1,0 +1,133 @@
+"""Messages on their way in: checked once, at the edge, and turned into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nearcast import columns as arrow
+from nearcast.columns import MessageColumns, RawMessages
+from nearcast.errors import NearcastError, Rejection
+from nearcast.model import Id, Message, Space, TimeWindow, Window, checked_time, shortened
+from nearcast.scoring.textual import unit_vectors
+from nearcast.space.distance import is_in_space, outside_reason
+from nearcast.text.vocabulary import TokenRows, Vocabulary, stacked_rows, token_rows_of_arrow
+
+VOCABULARY_KEY = b"nearcast.vocabulary"
+
+
+def id_type(value: Id) -> pa.DataType:
+    """Return the Arrow type of an id."""
+    return pa.string() if isinstance(value, str) else pa.int64()
+
+
+def checked_id_type(what: str, value: Id, known: pa.DataType | None) -> pa.DataType:
+    """Return the Arrow type of an id; it must be the one that is known already, if any is."""
+    kind = id_type(value)
+    if known is not None and kind != known:
+        raise NearcastError(f"id is {value!r}; the {what} ids of this broker are of type {known}, all must be")
+    return kind
+
+
+class Intake:
+    """Reads messages for a space, a vocabulary and a window; `id_type` is that of the messages so far."""
+
+    def __init__(self, space: Space, vocabulary: Vocabulary, window: Window | None):
+        self.space = space
+        self.vocabulary = vocabulary
+        self.needs_time = isinstance(window, TimeWindow)
+        self.id_type: pa.DataType | None = None
+
+    def check(self, message: Message) -> None:
+        """Raise unless a single message can be taken in."""
+        if not isinstance(message, Message):
+            raise NearcastError(f"message is {shortened(message)}; it must be a Message; tables go to publish_batch")
+        checked_id_type("message", message.id, self.id_type)
+        reason = ""
+        if not is_in_space(self.space, message.x, message.y):
+            reason = outside_reason(self.space, message.x, message.y)
+        elif message.ts is None and self.needs_time:
+            reason = arrow.TIME_IS_MISSING
+        if reason:
+            raise NearcastError(f"message {message.id!r} was rejected: {reason}")
+
+    def checked(self, messages: pa.Table | Sequence[Message]) -> tuple[RawMessages, list[Rejection]]:
+        """Return the good rows of a batch, and the bad ones with their reasons."""
+        if not isinstance(messages, (pa.Table, pa.RecordBatch)):
+            if not isinstance(messages, Iterable):
+                raise NearcastError(f"messages is {messages!r}; it must be a list of Message or an Arrow table")
+            messages = arrow.messages_to_table(list(messages))
+        table = arrow.as_table(messages)
+        if "token_ids" in table.schema.names:
+            self._check_vocabulary(table.schema.metadata or {})
+        raw, rejections = arrow.raw_messages(table, needs_time=self.needs_time)
+        if len(raw.ids):
+            checked_id_type("message", raw.ids[0].as_py(), self.id_type)
+        is_good = is_in_space(self.space, raw.x, raw.y)
+        for bad in np.flatnonzero(~is_good).tolist():
+            reason = outside_reason(self.space, float(raw.x[bad]), float(raw.y[bad]))
+            rejections.append(Rejection(int(raw.rows[bad]), raw.ids[bad].as_py(), reason))
+        if not is_good.all():
+            raw = arrow.kept_messages(raw, np.flatnonzero(is_good))
+        return raw, sorted(rejections, key=lambda rejection: rejection.row)
+
+    def token_rows(self, raw: RawMessages) -> TokenRows:
+        """Return the tokens of checked messages."""
+        if raw.tokens is not None:
+            rows = token_rows_of_arrow(*raw.tokens)
+            if rows.token_ids.size and not 0 <= rows.token_ids.min() <= rows.token_ids.max() < len(self.vocabulary):
+                raise NearcastError("token_ids holds ids that this broker's vocabulary does not know")
+            return rows
+        if raw.keywords is None:
+            return self.vocabulary.of_texts(raw.texts)
+        if raw.texts is None:
+            return self.vocabulary.of_keywords(raw.keywords)
+        both = zip(raw.texts.to_pylist(), raw.keywords.to_pylist(), strict=True)
+        rows_of_words = [self.vocabulary.of_words(text if words is None else words) for text, words in both]
+        return stacked_rows(rows_of_words) if rows_of_words else self.vocabulary.of_texts(raw.texts)
+
+    def columns(self, raw: RawMessages, first_arrival: int) -> MessageColumns:
+        """Return checked messages as columns."""
+        return self._columns(raw.x, raw.y, raw.times, self.token_rows(raw), first_arrival)
+
+    def column_of(self, message: Message, first_arrival: int, *, is_admitted: bool = True) -> MessageColumns:
+        """Return a single message as columns of one row; its new words are admitted or not."""
+        tokens = self.vocabulary.of_words(message.text, is_admitted=is_admitted)
+        moment = checked_time("ts", message.ts)
+        times = [arrow.NO_TIME if moment is None else moment]
+        return self._columns([message.x], [message.y], times, tokens, first_arrival)
+
+    def stamp(self) -> Mapping[bytes, bytes]:
+        """Return the metadata of a table of token ids: what they mean."""
+        n_tokens = len(self.vocabulary)
+        told = f"{self.vocabulary.version} {n_tokens} {self.vocabulary.fingerprint(n_tokens)}"
+        return {VOCABULARY_KEY: told.encode()}
+
+    def _check_vocabulary(self, metadata: Mapping[bytes, bytes]) -> None:
+        """Raise unless token ids mean here what they meant where the messages were analysed."""
+        version, n_tokens, fingerprint = (*metadata.get(VOCABULARY_KEY, b"").decode().split(), "", "0", "")[:3]
+        if version != self.vocabulary.version:
+            raise NearcastError(
+                f"these messages were analysed with vocabulary version {version or 'unknown'}; "
+                f"this broker has version {self.vocabulary.version}"
+            )
+        if int(n_tokens) > len(self.vocabulary) or fingerprint != self.vocabulary.fingerprint(int(n_tokens)):
+            raise NearcastError(
+                "these messages were analysed by a broker that met other new words; analyse them with this one"
+            )
+
+    def _columns(self, x: Any, y: Any, times: Any, tokens: TokenRows, first_arrival: int) -> MessageColumns:
+        weights = self.vocabulary.weights(tokens.token_ids)
+        return MessageColumns(
+            x=np.asarray(x),
+            y=np.asarray(y),
+            token_offsets=tokens.token_offsets,
+            token_ids=tokens.token_ids,
+            token_weights=weights,
+            token_units=unit_vectors(tokens.token_offsets, weights, tokens.token_counts),
+            times=np.asarray(times),
+            arrivals=np.arange(first_arrival, first_arrival + len(x)),
+        )
