@@ -131,7 +131,7 @@ def set_bits(segment: Any, boxes: Any, space_box: Any) -> None:
 
 
 @kernel
-def table_place(token: int, mask: int) -> int:
+def table_place(token: int, mask: int) -> Any:
     """Return where to look for a token first in an open-addressing table of mask + 1 places."""
     return (((np.int64(token) + 1) * 2654435769) >> 15) & mask
 
