@@ -68,6 +68,13 @@ def test_thousands_of_subscriptions_get_what_the_exhaustive_index_gives(is_geogr
     assert brokers[0].stats().candidates < brokers[1].stats().candidates / 20
 
 
+def test_a_segment_may_hold_only_subscriptions_that_nothing_can_match():
+    broker = nc.Broker()
+    broker.subscribe([nc.Boolean(i, "tea NOT tea") for i in range(300)])
+    assert broker.publish(nc.Message("m", 0, 0, "tea")) == []
+    assert "0.00 postings" in broker.describe()
+
+
 @pytest.mark.kernels
 def test_candidates_are_sorted_as_numpy_would():
     draw = np.random.default_rng(1)

@@ -156,7 +156,7 @@ def _layout(first: Any, second: Any, frequencies: Any, n_messages: int, boxes: A
     """Return the arrays of groups, runs and tiles for sorted postings, each split where it pays."""
     n_postings = first.size
     group_starts = np.flatnonzero(np.diff(first, prepend=-2))
-    group_ends = np.append(group_starts[1:], n_postings)
+    group_ends = np.append(group_starts, n_postings)[1:]
     run_starts = np.flatnonzero(np.diff((first.astype(np.int64) << 32) + second, prepend=-(1 << 62)))
     run_sizes = np.diff(np.append(run_starts, n_postings))
     run_words = second[run_starts]
