@@ -12,7 +12,7 @@ import shapely
 from nearcast.columns import MessageColumns, SubscriptionColumns, id_array
 from nearcast.errors import UnknownSubscriptionError
 from nearcast.index.compile import compiled, taken
-from nearcast.index.growable import Growable, GrowableColumns
+from nearcast.index.growable import Growable, GrowableColumns, objects
 from nearcast.index.matches import Matches, matches
 from nearcast.index.protocol import Pairs
 from nearcast.index.registry import INDEXES, IndexName
@@ -79,8 +79,8 @@ class Book:
         self.n_registered += len(ids)
         slots = np.arange(self._ids.size, self._ids.size + len(ids))
         self._columns.extend(columns)
-        self._ids.extend(_objects(ids))
-        self._polygons.extend(_objects(polygons))
+        self._ids.extend(objects(ids))
+        self._polygons.extend(objects(polygons))
         self._slot_of.update(zip(ids, slots.tolist(), strict=True))
         self._index.insert(slots, self.columns)
         return slots
@@ -119,9 +119,9 @@ class Book:
 
     def restore(self, arrays: dict[str, Any], table: pa.Table, n_registered: int) -> None:
         """Take over what `state` returned."""
-        polygons = _objects([None if wkb is None else shapely.from_wkb(wkb) for wkb in table["polygon"].to_pylist()])
+        polygons = objects([None if wkb is None else shapely.from_wkb(wkb) for wkb in table["polygon"].to_pylist()])
         self.n_registered = n_registered
-        self._lay_out(SubscriptionColumns(**arrays), _objects(table["id"].to_pylist()), polygons)
+        self._lay_out(SubscriptionColumns(**arrays), objects(table["id"].to_pylist()), polygons)
 
     def _lay_out(self, columns: SubscriptionColumns, ids: Any, polygons: Any) -> None:
         self._columns = GrowableColumns(columns)
@@ -130,10 +130,3 @@ class Book:
         self._slot_of: dict[Id, int] = {subscription_id: slot for slot, subscription_id in enumerate(ids.tolist())}
         self._index = INDEXES[self.index_name](self.space, self.vocabulary)
         self._index.insert(np.arange(ids.size), columns)
-
-
-def _objects(values: Sequence[Any]) -> Any:
-    """Return an array of objects; numpy must not look into them."""
-    result = np.empty(len(values), object)
-    result[:] = values
-    return result

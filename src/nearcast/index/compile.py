@@ -85,6 +85,8 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
             required.append(sorted(map(vocabulary.admit, clause.required)))
             forbidden.append(sorted(map(vocabulary.admit, clause.forbidden)))
     token_offsets, token_ids = ragged(ids_of_rows, np.int32)
+    required_offsets, required_ids = ragged(required, np.int32)
+    forbidden_offsets, forbidden_ids = ragged(forbidden, np.int32)
     _, token_counts = ragged(counts_of_rows, np.int32)
     token_weights = vocabulary.weights(token_ids)
     kinds = np.array([row.kind for row in rows], np.int8)
@@ -105,10 +107,10 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
         shapes=np.array([row.shape for row in rows], np.int8),
         regions=np.array([row.region for row in rows], np.float64).reshape(-1, 4),
         clause_offsets=ragged([row.clauses for row in rows], object)[0],
-        required_offsets=ragged(required, np.int32)[0],
-        required_ids=ragged(required, np.int32)[1],
-        forbidden_offsets=ragged(forbidden, np.int32)[0],
-        forbidden_ids=ragged(forbidden, np.int32)[1],
+        required_offsets=required_offsets,
+        required_ids=required_ids,
+        forbidden_offsets=forbidden_offsets,
+        forbidden_ids=forbidden_ids,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -68,3 +69,10 @@ def ragged(rows: Any, dtype: Any) -> tuple[Any, Any]:
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     return offsets, np.fromiter((value for row in rows for value in row), dtype, int(offsets[-1]))
+
+
+def objects(values: Sequence[Any]) -> Any:
+    """Return an array of objects; numpy must not look into them."""
+    result = np.empty(len(values), object)
+    result[:] = values
+    return result

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nearcast.index.growable import objects
 from nearcast.index.matches import Matches
 from nearcast.model import Delivery, Id
 from nearcast.results.feeds import FeedChange
@@ -31,7 +32,7 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[
     slots = np.concatenate([found.slots, np.array([slot for slot, _ in changes], np.int64)])
     arrived = np.concatenate([arrivals[found.rows], np.array([entry.arrival for entry in entries], np.int64)])
     message_ids = np.empty(slots.size, object)
-    message_ids[: found.rows.size] = _objects(ids)[found.rows]
+    message_ids[: found.rows.size] = objects(ids)[found.rows]
     message_ids[found.rows.size :] = [entry.message for entry in entries]
     unordered = Outcome(
         slots,
@@ -60,9 +61,3 @@ def deliveries(outcome: Outcome, subscription_ids: Any) -> list[Delivery]:
 def _known(value: float) -> float | None:
     """Return a number, None for NaN."""
     return value if value == value else None
-
-
-def _objects(values: Sequence[Any]) -> Any:
-    result = np.empty(len(values), object)
-    result[:] = values
-    return result
