@@ -92,23 +92,18 @@ def boolean_columns(n: int, vocabulary: nc.Vocabulary, ids_of_words: Any) -> Sub
     offsets, words, boxes = boolean_subscriptions(n)
     token_ids = ids_of_words[words]
     rows = np.repeat(np.arange(n), np.diff(offsets))
-    zeros = np.zeros(n)
     return compiled([], vocabulary, 0)._replace(
         kinds=np.zeros(n, np.int8),
         orders=np.arange(n),
-        x=zeros,
-        y=zeros,
-        token_offsets=np.zeros(n + 1, np.int64),
-        blend_weights=zeros,
-        thresholds=zeros,
+        numbers=boxes,
+        ks=np.zeros(n, np.int32),
         similarities=np.zeros(n, np.int8),
-        ks=np.zeros(n, np.int64),
         shapes=np.ones(n, np.int8),
-        regions=boxes,
-        clause_offsets=np.arange(n + 1),
-        required_offsets=offsets,
+        token_offsets=np.zeros(n + 1, np.int32),
+        clause_offsets=np.arange(n + 1, dtype=np.int32),
+        required_offsets=offsets.astype(np.int32),
         required_ids=token_ids[np.lexsort((token_ids, rows))],
-        forbidden_offsets=np.zeros(n + 1, np.int64),
+        forbidden_offsets=np.zeros(n + 1, np.int32),
     )
 
 

@@ -45,26 +45,30 @@ class MessageColumns(NamedTuple):
 
 
 class SubscriptionColumns(NamedTuple):
-    """Subscriptions of all kinds as the kernels read them, one slot each; unused numbers are 0."""
+    """Subscriptions of all kinds as the kernels read them, one slot each; unused numbers are 0.
+
+    Millions of them are held, so the four numbers of a slot mean what its kind needs, and offsets are narrow.
+    """
 
     kinds: Any  # int8, place in model.KINDS
     orders: Any  # int64, registration number
-    x: Any  # float64, the point of all kinds but boolean
-    y: Any
-    token_offsets: Any  # int64: ragged rows of
+    numbers: Any  # float64 (n, 4): the region (boolean, see space/regions.py); else X, Y, BLEND_WEIGHT, THRESHOLD
+    ks: Any  # int32 (topk, nearest)
+    similarities: Any  # int8, place in model.SIMILARITIES (similar)
+    shapes: Any  # int8, shape code (boolean)
+    token_offsets: Any  # int32: ragged rows of
     token_ids: Any  # int32, ascending without repeats; empty for boolean
     token_weights: Any  # float64: inverse document frequency (similar), unit tf-idf (topk)
-    blend_weights: Any  # float64: text_weight (similar), spatial_weight (topk)
-    thresholds: Any  # float64 (similar)
-    similarities: Any  # int8, place in model.SIMILARITIES (similar)
-    ks: Any  # int64 (topk, nearest)
-    shapes: Any  # int8, shape code (boolean)
-    regions: Any  # float64 (n, 4), see space/regions.py (boolean)
-    clause_offsets: Any  # int64: the clauses of each slot (boolean)
-    required_offsets: Any  # int64, one row per clause
+    clause_offsets: Any  # int32: the clauses of each slot (boolean)
+    required_offsets: Any  # int32, one row per clause
     required_ids: Any  # int32, ascending
-    forbidden_offsets: Any
-    forbidden_ids: Any
+    forbidden_offsets: Any  # int32, one row per clause
+    forbidden_ids: Any  # int32, ascending
+
+
+# Places in the numbers of a subscription that is not boolean; the blend weight is the text_weight of a similarity and
+# the spatial_weight of a top-k subscription, the threshold that of a similarity.
+X, Y, BLEND_WEIGHT, THRESHOLD = range(4)
 
 
 class RawMessages(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, SubscriptionColumns, X, Y
 from nearcast.index.matches import Matches
 from nearcast.kernels.verify import BOOLEAN, SIMILAR, TOPK
 from nearcast.model import KINDS, SIMILARITIES, Geographic, Id, Kind, Space
@@ -109,7 +109,7 @@ class _Case:
 
     def place(self) -> Check:
         """Check the region of a boolean subscription."""
-        shape, numbers = int(self.s.shapes[0]), self.s.regions[0]
+        shape, numbers = int(self.s.shapes[0]), self.s.numbers[0]
         is_inside = might_be_in_region(self.is_geographic, shape, numbers, self.x, self.y)
         if shape == POLYGON and is_inside:
             is_inside = bool(is_in_polygon(self.space, self.polygon, self.x, self.y))
@@ -160,10 +160,10 @@ class _Case:
 
     def similarity(self) -> list[Check]:
         """Check a similarity subscription: both parts of the score, and their blend against the threshold."""
-        code, weight = int(self.s.similarities[0]), float(self.s.blend_weights[0])
+        code, weight = int(self.s.similarities[0]), float(self.s.numbers[0, BLEND_WEIGHT])
         alike = textual_similarity(code, self.s.token_ids, self.s.token_weights, self.m.token_ids, self.m.token_weights)
         near = self._near()
-        score, threshold = weight * alike + (1.0 - weight) * near, float(self.s.thresholds[0])
+        score, threshold = weight * alike + (1.0 - weight) * near, float(self.s.numbers[0, THRESHOLD])
         name = SIMILARITIES[code].replace("_", " ")
         comparison = "reaches" if score >= threshold else "stays below"
         return [
@@ -178,7 +178,7 @@ class _Case:
 
     def top_score(self, score: float) -> list[Check]:
         """Show both parts of a top-k score."""
-        weight = float(self.s.blend_weights[0])
+        weight = float(self.s.numbers[0, BLEND_WEIGHT])
         alike = cosine_of_unit_vectors(self.s.token_ids, self.s.token_weights, self.m.token_ids, self.m.token_units)
         near = self._near()
         formula = f"{weight:g} × {near:.4f} (place) + {1 - weight:g} × {alike:.4f} (words) = {score:.4f}"
@@ -208,7 +208,7 @@ class _Case:
         return spatial_similarity(self._away(), self.space.max_dist)
 
     def _away(self) -> float:
-        return distance(self.is_geographic, self.s.x[0], self.s.y[0], self.x, self.y)
+        return distance(self.is_geographic, *self.s.numbers[0, [X, Y]], self.x, self.y)
 
     def _distance_check(self, near: float) -> Check:
         limit = self.length(self.space.max_dist)

@@ -24,19 +24,19 @@ from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
 from nearcast.text.vocabulary import Vocabulary
 
 
+# As good as no limit: no window and no memory holds more messages.
+MAX_K = 2**31 - 1
+
+
 class Parsed(NamedTuple):
     """A subscription that passed every check; `tokens` in order of occurrence."""
 
     kind: int
     tokens: Sequence[str]
     clauses: Sequence[Clause] = ()
+    numbers: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     shape: int = 0
-    region: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     polygon: Any = None
-    x: float = 0.0
-    y: float = 0.0
-    blend_weight: float = 0.0
-    threshold: float = 0.0
     similarity: int = 0
     k: int = 0
 
@@ -50,7 +50,7 @@ def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space) -> 
         expression = parse(source, analyzer) if isinstance(source, str) else all_of(source, analyzer)
         shape, numbers = shape_and_numbers(space, subscription.within)
         polygon = subscription.within.geometry if isinstance(subscription.within, Polygon) else None
-        return Parsed(kind, expression.tokens, expression.clauses, shape, numbers, polygon)
+        return Parsed(kind, expression.tokens, expression.clauses, numbers, shape, polygon)
     words = subscription.text
     tokens = analyzer.tokens(words) if isinstance(words, str) else [*filter(None, map(analyzer.normalised, words))]
     if not tokens:
@@ -58,18 +58,10 @@ def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space) -> 
     check_in_space(space, "at", *subscription.at)
     x, y = subscription.at
     if isinstance(subscription, Similar):
-        similarity = SIMILARITIES.index(subscription.similarity)
-        return Parsed(
-            kind,
-            tokens,
-            x=x,
-            y=y,
-            blend_weight=subscription.text_weight,
-            threshold=subscription.threshold,
-            similarity=similarity,
-        )
+        numbers = (x, y, subscription.text_weight, subscription.threshold)
+        return Parsed(kind, tokens, numbers=numbers, similarity=SIMILARITIES.index(subscription.similarity))
     weight = subscription.spatial_weight if isinstance(subscription, TopK) else 0.0
-    return Parsed(kind, tokens, x=x, y=y, blend_weight=weight, k=subscription.k)
+    return Parsed(kind, tokens, numbers=(x, y, weight, 0.0), k=min(subscription.k, MAX_K))
 
 
 def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -> SubscriptionColumns:
@@ -92,20 +84,16 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
     kinds = np.array([row.kind for row in rows], np.int8)
     is_topk = np.repeat(kinds == TOPK, np.diff(token_offsets))
     token_weights[is_topk] = unit_vectors(token_offsets, token_weights, token_counts)[is_topk]
-    return SubscriptionColumns(
+    return narrowed(
         kinds=kinds,
         orders=np.arange(first_order, first_order + len(rows)),
-        x=np.array([row.x for row in rows], np.float64),
-        y=np.array([row.y for row in rows], np.float64),
+        numbers=np.array([row.numbers for row in rows], np.float64).reshape(-1, 4),
+        ks=np.array([row.k for row in rows], np.int32),
+        similarities=np.array([row.similarity for row in rows], np.int8),
+        shapes=np.array([row.shape for row in rows], np.int8),
         token_offsets=token_offsets,
         token_ids=token_ids,
         token_weights=token_weights,
-        blend_weights=np.array([row.blend_weight for row in rows], np.float64),
-        thresholds=np.array([row.threshold for row in rows], np.float64),
-        similarities=np.array([row.similarity for row in rows], np.int8),
-        ks=np.array([row.k for row in rows], np.int64),
-        shapes=np.array([row.shape for row in rows], np.int8),
-        regions=np.array([row.region for row in rows], np.float64).reshape(-1, 4),
         clause_offsets=ragged([row.clauses for row in rows], object)[0],
         required_offsets=required_offsets,
         required_ids=required_ids,
@@ -133,7 +121,7 @@ def compiled_boxes(
         return None
     empty = compiled([], vocabulary, 0)
     zeros = {name: np.zeros(n, array.dtype) for name, array in empty._asdict().items() if array.ndim == 1}
-    return SubscriptionColumns(
+    return narrowed(
         **zeros
         | {
             "orders": np.arange(first_order, first_order + n),
@@ -141,7 +129,7 @@ def compiled_boxes(
             "token_ids": empty.token_ids,
             "token_weights": empty.token_weights,
             "shapes": np.full(n, BOX, np.int8),
-            "regions": plain.boxes,
+            "numbers": plain.boxes,
             "clause_offsets": np.arange(n + 1),
             "required_offsets": words.token_offsets,
             "required_ids": words.token_ids,
@@ -149,6 +137,14 @@ def compiled_boxes(
             "forbidden_ids": empty.forbidden_ids,
         }
     )
+
+
+def narrowed(**columns: Any) -> SubscriptionColumns:
+    """Return columns whose offsets are made narrow."""
+    for name, array in columns.items():
+        if name.endswith("_offsets"):
+            columns[name] = array.astype(np.int32)
+    return SubscriptionColumns(**columns)
 
 
 def taken(columns: SubscriptionColumns, slots: Any) -> SubscriptionColumns:

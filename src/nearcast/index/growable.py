@@ -7,6 +7,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from nearcast.errors import NearcastError
+
 Columns = TypeVar("Columns", bound=NamedTuple)
 
 
@@ -50,6 +52,9 @@ class GrowableColumns(Generic[Columns]):
         for name, values in columns._asdict().items():
             array = self._arrays[name]
             if name.endswith("_offsets"):
+                last, most = int(array.values[-1]), np.iinfo(array.values.dtype).max
+                if last + int(values[-1]) > most:
+                    raise NearcastError(f"{name} would pass {most:,}; divide the subscriptions among several brokers")
                 array.extend(values[1:] + array.values[-1])
             else:
                 array.extend(values)
@@ -58,7 +63,7 @@ class GrowableColumns(Generic[Columns]):
 def taken_rows(offsets: Any, rows: Any) -> tuple[Any, Any]:
     """Return the offsets of the given ragged rows and where their values lie."""
     sizes = offsets[rows + 1] - offsets[rows]
-    new_offsets = np.zeros(len(rows) + 1, np.int64)
+    new_offsets = np.zeros(len(rows) + 1, offsets.dtype)
     np.cumsum(sizes, out=new_offsets[1:])
     places = np.repeat(offsets[rows] - new_offsets[:-1], sizes) + np.arange(new_offsets[-1])
     return new_offsets, places

@@ -108,7 +108,7 @@ def _own_frequencies(s: SubscriptionColumns, slots: Any, n_tokens: int) -> tuple
 
 def _has_plain_box(s: SubscriptionColumns, slots: Any, is_geographic: bool) -> Any:
     """Whether the cover is just the box, so that it can be made for all at once."""
-    numbers = s.regions[slots]
+    numbers = s.numbers[slots]
     is_plain = s.shapes[slots] == BOX
     if is_geographic:
         is_plain &= (numbers[:, 0] > -180) & (numbers[:, 2] < 180) & (numbers[:, 0] <= numbers[:, 2])
@@ -124,10 +124,10 @@ def _covers(s: SubscriptionColumns, slots: Any, plain: Any, is_geographic: bool)
     # One box serves all that may lie anywhere.
     is_anywhere = s.shapes[slots] == ANYWHERE
     offsets[slots[is_anywhere]] = plain.size, plain.size + 1
-    parts = [outward(s.regions[plain]), cover(is_geographic, ANYWHERE, None)]
+    parts = [outward(s.numbers[plain]), cover(is_geographic, ANYWHERE, None)]
     n_boxes = plain.size + 1
     for slot in np.setdiff1d(slots[~is_anywhere], plain, assume_unique=True).tolist():
-        boxes = cover(is_geographic, int(s.shapes[slot]), s.regions[slot])
+        boxes = cover(is_geographic, int(s.shapes[slot]), s.numbers[slot])
         parts.append(boxes)
         offsets[slot] = n_boxes, n_boxes + len(boxes)
         n_boxes += len(boxes)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD
 from nearcast.jit import kernel
 from nearcast.kernels.verify import BOOLEAN, SIMILAR
 from nearcast.scoring.spatial import blend
@@ -50,7 +51,10 @@ def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: A
         if s.kinds[slot] != BOOLEAN:
             n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
             # The same arithmetic as the score itself, with no word shared at the same point.
-            if s.kinds[slot] == SIMILAR and blend(s.blend_weights[slot], 0.0, 1.0) >= s.thresholds[slot]:
+            if (
+                s.kinds[slot] == SIMILAR
+                and blend(s.numbers[slot, BLEND_WEIGHT], 0.0, 1.0) >= s.numbers[slot, THRESHOLD]
+            ):
                 n_words = 1
                 first[end] = STAR
             else:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD, X, Y
 from nearcast.jit import kernel
 from nearcast.model import KINDS
 from nearcast.scoring.spatial import blend, spatial_similarity
@@ -60,32 +61,32 @@ def verify(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geograph
         slot = slots[pair]
         row = rows[pair]
         kind = s.kinds[slot]
+        numbers = s.numbers[slot]
         x = m.x[row]
         y = m.y[row]
         m_tokens = slice(m.token_offsets[row], m.token_offsets[row + 1])
         m_ids = m.token_ids[m_tokens]
         if kind == BOOLEAN:
-            region = s.regions[slot]
-            is_match[pair] = might_be_in_region(is_geographic, s.shapes[slot], region, x, y) and is_any_clause_true(
+            is_match[pair] = might_be_in_region(is_geographic, s.shapes[slot], numbers, x, y) and is_any_clause_true(
                 s, slot, m_ids
             )
             if s.shapes[slot] == CIRCLE:
-                distances[pair] = distance(is_geographic, region[0], region[1], x, y)
+                distances[pair] = distance(is_geographic, numbers[0], numbers[1], x, y)
             continue
         s_tokens = slice(s.token_offsets[slot], s.token_offsets[slot + 1])
         s_ids = s.token_ids[s_tokens]
         s_weights = s.token_weights[s_tokens]
         if kind != SIMILAR and n_shared(s_ids, m_ids) == 0:
             continue
-        distances[pair] = distance(is_geographic, s.x[slot], s.y[slot], x, y)
+        distances[pair] = distance(is_geographic, numbers[X], numbers[Y], x, y)
         near = spatial_similarity(distances[pair], max_dist)
         if kind == SIMILAR:
             alike = textual_similarity(s.similarities[slot], s_ids, s_weights, m_ids, m.token_weights[m_tokens])
-            scores[pair] = blend(s.blend_weights[slot], alike, near)
-            is_match[pair] = scores[pair] >= s.thresholds[slot]
+            scores[pair] = blend(numbers[BLEND_WEIGHT], alike, near)
+            is_match[pair] = scores[pair] >= numbers[THRESHOLD]
         else:
             is_match[pair] = True
             if kind == TOPK:
                 alike = cosine_of_unit_vectors(s_ids, s_weights, m_ids, m.token_units[m_tokens])
-                scores[pair] = blend(s.blend_weights[slot], near, alike)
+                scores[pair] = blend(numbers[BLEND_WEIGHT], near, alike)
     return is_match, scores, distances
