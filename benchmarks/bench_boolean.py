@@ -67,6 +67,7 @@ def index_figures(n: int, vocabulary: nc.Vocabulary, words: Any, rounds: int) ->
         index = AdaptiveIndex(SPACE, vocabulary)
         started = time.perf_counter()
         index.insert(np.arange(n), columns)
+        index.activate(np.arange(n))
         build_times.append(time.perf_counter() - started)
     points = zipf_messages(N_MESSAGES, seed=99)
     messages = message_columns(points, ids_of_words)
@@ -76,7 +77,7 @@ def index_figures(n: int, vocabulary: nc.Vocabulary, words: Any, rounds: int) ->
         started = time.perf_counter()
         n_found = sum(pairs.rows.size for pairs in index.candidates(messages))
         speeds.append(N_MESSAGES / (time.perf_counter() - started))
-    n_bytes = sum(array.nbytes for segment, _ in index._segments for array in segment)
+    n_bytes = sum(array.nbytes for part in index._view.segments for array in part.segment)
     return {
         "index build": f"{build_times[-1]:.2f} s",
         "bytes of postings a subscription": f"{n_bytes / n:.1f}",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, overload
@@ -15,10 +16,11 @@ from nearcast import columns as arrow
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.explain import Explanation, explanation
-from nearcast.index.book import Book
+from nearcast.index.book import Book, part_of
 from nearcast.index.compile import Parsed, compiled, compiled_boxes, parsed, taken
+from nearcast.index.growable import stacked
 from nearcast.index.matches import Matches, joined
-from nearcast.index.protocol import Pairs, unverified
+from nearcast.index.protocol import unverified
 from nearcast.index.registry import INDEXES, IndexName
 from nearcast.intake import Intake, checked_id_type, id_type
 from nearcast.kernels.verify import NEAREST, TOPK
@@ -45,12 +47,15 @@ from nearcast.model import (
 from nearcast.results.feeds import Feeds
 from nearcast.results.outcome import Outcome, deliveries, outcome
 from nearcast.results.standings import Entry
-from nearcast.storage import State, read_state, write_state
+from nearcast.storage import CHECKS, Check, State, read_state, write_state
 from nearcast.subscription_tables import plain_boxes, subscriptions_of_table
 from nearcast.text.vocabulary import Vocabulary
 
 OnError = Literal["raise", "skip"]
 ON_ERROR = ("raise", "skip")
+# So many subscriptions are compiled while messages wait: a tenth of a second or less.
+COMPILED_ROWS = 1_000
+COMPILED_BOXES = 1 << 16
 ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
 
 
@@ -82,6 +87,11 @@ class Broker:
         answered from it too; without, from all messages since their registration.
     index : {"adaptive", "exhaustive"}, default "adaptive"
         Changes the time taken, never the answer.
+    threads : int, default 1
+        Among how many threads the messages of a batch are divided; as many as there are cores is best.
+
+    A broker may be used by several threads at once. Subscriptions are taken in one call after another; messages can
+    be published meanwhile, and reach a new subscription, at the latest, when the call that registers it has returned.
 
     Examples
     --------
@@ -105,12 +115,17 @@ class Broker:
         vocabulary: Vocabulary | None = None,
         window: Window | None = None,
         index: IndexName = "adaptive",
+        threads: int = 1,
     ):
         checked_choice("index", index, list(INDEXES))
+        if not isinstance(threads, int) or threads < 1:
+            raise NearcastError(f"threads is {threads!r}; it must be a number from 1 on")
         self.space: Space = _checked_type("space", Geographic() if space is None else space, Planar, Geographic)
         self.vocabulary = _checked_type("vocabulary", Vocabulary() if vocabulary is None else vocabulary, Vocabulary)
         self.window: Window | None = _checked_type("window", window, CountWindow, TimeWindow, type(None))
-        self._book = Book(self.space, self.vocabulary, index)
+        # One call at a time changes the subscriptions; the second lock is held while readers must keep away.
+        self._writing, self._lock = threading.RLock(), threading.RLock()
+        self._book = Book(self.space, self.vocabulary, index, self._lock, threads=threads)
         self._feeds = Feeds(self._book, window)
         self._intake = Intake(self.space, self.vocabulary, window)
         self._n_messages = self._n_candidates = self._n_deliveries = 0
@@ -191,10 +206,13 @@ class Broker:
         if isinstance(ids, (str, int)) or not isinstance(ids, Iterable):
             ids = [ids]
         wanted = [checked_id(subscription_id) for subscription_id in ids]
-        for subscription_id in wanted:
-            self._book.slot(subscription_id)
-        with self._change("unsubscribe"):
-            self._feeds.forget(self._book.remove(wanted))
+        with self._writing:
+            for subscription_id in wanted:
+                self._book.slot(subscription_id)
+            with self._change("unsubscribe"):
+                with self._lock:
+                    self._feeds.forget(self._book.remove(wanted))
+                self._book.compact()
 
     def __len__(self) -> int:
         """Return the number of subscriptions."""
@@ -215,9 +233,10 @@ class Broker:
 
     def publish(self, message: Message) -> list[Delivery]:
         """Take in one message and return whom it reaches; a bad one raises and changes nothing."""
-        self._intake.check(message)
-        messages = self._intake.column_of(message, self._n_messages)
-        return self._listed(self._publish(messages, [message.id], id_type(message.id)))
+        with self._lock:
+            self._intake.check(message)
+            messages = self._intake.column_of(message, self._n_messages)
+            return self._listed(self._publish(messages, [message.id], id_type(message.id)))
 
     @overload
     def publish_batch(
@@ -245,19 +264,22 @@ class Broker:
             on_error="skip" a pair: the deliveries, and a table of the rejected rows with their ids and reasons.
         """
         checked_choice("on_error", on_error, ON_ERROR)
-        raw, rejections = self._intake.checked(messages)
-        if rejections and on_error == "raise":
-            raise RejectedRowsError(rejections)
-        columns = self._intake.columns(raw, self._n_messages)
-        table = self._tabulated(self._publish(columns, raw.ids.to_pylist(), raw.ids.type))
+        with self._lock:
+            raw, rejections = self._intake.checked(messages)
+            if rejections and on_error == "raise":
+                raise RejectedRowsError(rejections)
+            columns = self._intake.columns(raw, self._n_messages)
+            table = self._tabulated(self._publish(columns, raw.ids.to_pylist(), raw.ids.type))
         return (table, arrow.rejections_table(rejections)) if on_error == "skip" else table
 
     def analyze(self, messages: pa.Table | Sequence[Message]) -> pa.Table:
         """Return messages with token ids in place of their words, for `publish_batch`; a bad row raises."""
-        raw, rejections = self._intake.checked(messages)
-        if rejections:
-            raise RejectedRowsError(rejections)
-        tokens = self._intake.token_rows(raw)
+        with self._lock:
+            raw, rejections = self._intake.checked(messages)
+            if rejections:
+                raise RejectedRowsError(rejections)
+            tokens = self._intake.token_rows(raw)
+            stamp = self._intake.stamp()
         offsets = pa.array(tokens.token_offsets)
         times = pa.array(raw.times, mask=raw.times == arrow.NO_TIME)
         table = pa.table(
@@ -270,22 +292,24 @@ class Broker:
                 "token_counts": pa.LargeListArray.from_arrays(offsets, pa.array(tokens.token_counts)),
             }
         )
-        return table.replace_schema_metadata(self._intake.stamp())
+        return table.replace_schema_metadata(stamp)
 
     # --- answers
 
     def results(self, subscription_id: Id) -> list[Delivery]:
         """Return the current results of a top-k or nearest subscription, the best first."""
         self._check_whole()
-        slot = self._book.slot(subscription_id)
-        kind = self._book.columns.kinds[slot]
-        if kind not in (TOPK, NEAREST):
-            raise NearcastError(
-                f"subscription {subscription_id!r} is of kind {KINDS[kind]}; only topk and nearest keep results"
-            )
+        with self._lock:
+            slot = self._book.slot(subscription_id)
+            kind = self._book.columns.kinds[slot]
+            if kind not in (TOPK, NEAREST):
+                raise NearcastError(
+                    f"subscription {subscription_id!r} is of kind {KINDS[kind]}; only topk and nearest keep results"
+                )
+            entries = self._feeds.entries(slot)
         return [
             Delivery(subscription_id, entry.message, 1, entry.score if kind == TOPK else None, entry.distance)
-            for entry in self._feeds.entries(slot)
+            for entry in entries
         ]
 
     def explain(self, subscription_id: Id, message: Message, *, is_published: bool = False) -> Explanation:
@@ -306,7 +330,7 @@ class Broker:
             subscription_id=subscription_id,
             message_id=message.id,
             subscription=taken(self._book.columns, pair.slots),
-            polygon=self._book.polygons[slot],
+            polygon=self._book.polygons.get(slot),
             message=columns,
             match=match,
             entry=entry,
@@ -339,8 +363,11 @@ class Broker:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to a folder, in place of what was saved there before."""
         self._check_whole()
-        subscription_arrays, subscriptions = self._book.state()
-        arrays = {f"subscription_{name}": array for name, array in subscription_arrays.items()}
+        with self._writing, self._lock:
+            write_state(path, self._state())
+
+    def _state(self) -> State:
+        arrays, subscriptions = self._book.state()
         tables = {
             "subscriptions": subscriptions,
             "vocabulary": self.vocabulary.to_table(),
@@ -360,12 +387,31 @@ class Broker:
             "subscription_id_type": str(self._subscription_id_type),
             "message_id_type": str(self._intake.id_type),
         }
-        write_state(path, State(arrays, tables, description))
+        return State(arrays, tables, description)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, index: IndexName = "adaptive") -> Broker:
-        """Return the broker that was saved in a folder."""
-        state = read_state(path)
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        index: IndexName = "adaptive",
+        threads: int = 1,
+        check: Check = "everything",
+    ) -> Broker:
+        """Return the broker that was saved in a folder.
+
+        Its arrays are mapped into memory, so that all processes of a machine share one copy.
+
+        Parameters
+        ----------
+        index, threads
+            As for a new broker; an index that was saved need not be built again.
+        check : {"everything", "sizes"}, default "everything"
+            Whether every byte is compared with the checksums, or only the sizes of the files: opened at once, for a
+            folder that is known to be sound.
+        """
+        checked_choice("check", check, CHECKS)
+        state = read_state(path, check=check)
         try:
             kinds = {
                 "Planar": Planar,
@@ -378,25 +424,22 @@ class Broker:
                 for part in ("space", "window")
             )
             vocabulary = Vocabulary.of_table(state.tables["vocabulary"])
-            broker = cls(space=space, vocabulary=vocabulary, window=window, index=index)
+            broker = cls(space=space, vocabulary=vocabulary, window=window, index=index, threads=threads)
             broker._restore(state)
         except (KeyError, TypeError, pa.ArrowException) as error:
             raise StorageError(f"{path} holds no complete broker: {error!r}") from error
         return broker
 
     def _restore(self, state: State) -> None:
-        def part(prefix: str) -> dict[str, Any]:
-            return {name.removeprefix(prefix): array for name, array in state.arrays.items() if name.startswith(prefix)}
-
         description = state.description
         self._n_messages = description["n_messages"]
         self._n_candidates = description["n_candidates"]
         self._n_deliveries = description["n_deliveries"]
         self._subscription_id_type = ID_TYPES[description["subscription_id_type"]]
         self._intake.id_type = ID_TYPES[description["message_id_type"]]
-        self._book.restore(part("subscription_"), state.tables["subscriptions"], description["n_registered"])
+        self._book.restore(state.arrays, state.tables["subscriptions"], description["n_registered"])
         if self._feeds.window:
-            messages = MessageColumns(**part("message_"))
+            messages = MessageColumns(**part_of(state.arrays, "message_"))
             self._feeds.window.now = description["now"]
             self._feeds.window.append(messages, state.tables["messages"]["id"].to_pylist())
         self._feeds.restore(state.tables["entries"])
@@ -411,29 +454,53 @@ class Broker:
         return parsed(subscription, self.vocabulary, self.space)
 
     def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None) -> Outcome:
-        columns = compiled(list(rows.values()), self.vocabulary, self._book.n_registered)
-        return self._register_columns(list(rows), columns, [row.polygon for row in rows.values()], id_type)
+        polygons = {place: row.polygon for place, row in enumerate(rows.values()) if row.polygon is not None}
+        with self._writing:
+            some = list(rows.values())
+            parts = self._in_pieces(
+                len(some),
+                COMPILED_ROWS,
+                lambda start, stop, order: compiled(some[start:stop], self.vocabulary, order),
+            )
+            return self._register_columns(list(rows), parts, polygons, id_type)
+
+    def _in_pieces(self, n_rows: int, size: int, piece: Callable[[int, int, int], Any]) -> list[Any]:
+        """Compile subscriptions piece by piece: they admit words, and messages should not wait long for that."""
+        parts = []
+        for start in range(0, max(n_rows, 1), size):
+            with self._lock:
+                parts.append(piece(start, start + size, self._book.n_registered + start))
+        return parts
 
     def _subscribed_boxes(self, table: pa.Table) -> pa.Table | None:
         """Register a table of plain boxes without looking at its rows one by one; None if it is no such table."""
         plain = plain_boxes(table)
         if plain is None or (self._subscription_id_type or plain.ids.type) != plain.ids.type:
             return None
-        columns = compiled_boxes(plain, self.vocabulary, self.space, self._book.n_registered)
-        if columns is None:
-            return None
-        ids = plain.ids.to_pylist()
-        return self._tabulated(self._register_columns(ids, columns, [None] * len(ids), plain.ids.type))
+        with self._writing:
+            parts = self._in_pieces(
+                len(plain.ids),
+                COMPILED_BOXES,
+                lambda start, stop, order: compiled_boxes(
+                    plain.between(start, stop), self.vocabulary, self.space, order
+                ),
+            )
+            if any(part is None for part in parts):
+                return None
+            return self._tabulated(self._register_columns(plain.ids.to_pylist(), parts, {}, plain.ids.type))
 
     def _register_columns(
-        self, ids: list[Id], columns: SubscriptionColumns, polygons: list[Any], id_type: pa.DataType | None
+        self, ids: list[Id], parts: list[SubscriptionColumns], polygons: dict[int, Any], id_type: pa.DataType | None
     ) -> Outcome:
         with self._change("subscribe"):
-            self._subscription_id_type = id_type
-            self._feeds.forget(self._book.remove([key for key in ids if key in self._book]))
-            slots = self._book.register(ids, columns, polygons)
-            changes = self._feeds.register(slots)
-        return self._counted(outcome(joined([]), np.zeros(0, np.int64), [], changes))
+            self._book.compact()
+            slots = self._book.append(ids, stacked(parts), polygons)
+            with self._lock:
+                self._subscription_id_type = id_type
+                self._feeds.forget(self._book.remove([key for key in ids if key in self._book]))
+                self._book.activate(ids, slots)
+                changes = self._feeds.register(slots)
+                return self._counted(outcome(joined([]), np.zeros(0, np.int64), [], changes))
 
     @contextmanager
     def _change(self, what: str) -> Iterator[None]:
@@ -453,7 +520,8 @@ class Broker:
             )
 
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType) -> Outcome:
-        found = joined(self._verified(pairs, messages) for pairs in self._book.candidates(messages))
+        found, n_candidates = self._book.found(messages)
+        self._n_candidates += n_candidates
         keeps_results = self._book.columns.ks[found.slots] > 0
         with self._change("publish"):
             if ids:
@@ -462,10 +530,6 @@ class Broker:
             changes = self._feeds.publish(Matches(*(part[keeps_results] for part in found)), messages, ids)
         others = Matches(*(part[~keeps_results] for part in found))
         return self._counted(outcome(others, messages.arrivals, ids, changes))
-
-    def _verified(self, pairs: Pairs, messages: MessageColumns) -> Matches:
-        self._n_candidates += pairs.rows.size
-        return self._book.matches(pairs, messages)
 
     def _counted(self, result: Outcome) -> Outcome:
         self._n_deliveries += result.slots.size

@@ -208,7 +208,7 @@ class _Case:
         return spatial_similarity(self._away(), self.space.max_dist)
 
     def _away(self) -> float:
-        return distance(self.is_geographic, *self.s.numbers[0, [X, Y]], self.x, self.y)
+        return distance(self.is_geographic, self.s.numbers[0, X], self.s.numbers[0, Y], self.x, self.y)
 
     def _distance_check(self, near: float) -> Check:
         limit = self.length(self.space.max_dist)

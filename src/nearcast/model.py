@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import shapely
 from shapely.errors import ShapelyError
@@ -464,8 +464,7 @@ class Nearest:
 Subscription = Boolean | Similar | TopK | Nearest
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """A message reached a subscription (`change` +1), or left its results (-1).
 
     `score` is the similarity or the top-k score; `distance` is measured from the subscription's point, or from the

@@ -128,6 +128,10 @@ class PlainBoxes(NamedTuple):
     keywords: Any  # Arrow list<string>
     boxes: Any  # float64 (n, 4)
 
+    def between(self, start: int, stop: int) -> PlainBoxes:
+        """Return some of the rows."""
+        return PlainBoxes(*(part[start:stop] for part in self))
+
 
 def plain_boxes(table: pa.Table) -> PlainBoxes | None:
     """Return a table as plain boxes, None if it is anything else or if a row is not plainly good."""

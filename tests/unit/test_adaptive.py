@@ -2,11 +2,14 @@
 
 import random
 
+import numba
 import numpy as np
 import pytest
 
 import nearcast as nc
-from nearcast.kernels.probe import float32_around, lowest_bit, sorted_candidates
+from nearcast.jit import lowest_bit
+from nearcast.kernels.postings import GRID, slab_of
+from nearcast.kernels.probe import sort_candidates
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -78,20 +81,39 @@ def test_a_segment_may_hold_only_subscriptions_that_nothing_can_match():
 @pytest.mark.kernels
 def test_candidates_are_sorted_as_numpy_would():
     draw = np.random.default_rng(1)
-    for n_rows, n_slots, n in [(1, 1, 600), (7, 5000, 3000), (5000, 3, 2000), (4000, 3_000_000, 5000), (3, 3, 10)]:
-        rows, slots = draw.integers(0, n_rows, n), draw.integers(0, n_slots, n)
+    for n_rows, n_slots, n in [
+        (1, 1, 1),
+        (7, 5000, 300),
+        (4096, 3, 500),
+        (40, 30_000_000, 700),
+        (3, 2**31, 80),
+        (1, 1, 0),
+    ]:
+        rows, slots = 100 + draw.integers(0, n_rows, n), draw.integers(0, n_slots, n)
         found = (rows << 32) | (slots << 1) | draw.integers(0, 2, n)
         # Of equal rows and slots either may come first: a pair occurs once.
         found = found[np.unique(found >> 1, return_index=True)[1]]
         draw.shuffle(found)
-        assert (sorted_candidates(found, n_rows, n_slots) == np.sort(found)).all()
+        expected = np.sort(found)
+        sort_candidates(found, 100, np.empty(found.size, np.int64))
+        assert (found == expected).all()
+
+
+@numba.njit
+def bit(word):
+    return lowest_bit(word)
 
 
 @pytest.mark.kernels
-def test_bits_and_neighbours():
-    assert [lowest_bit(np.uint64(1) << np.uint64(i)) for i in range(64)] == list(range(64))
-    assert lowest_bit(np.uint64(0b1011000)) == 3
-    for value in (0.1, -0.1, 0.5, 1e-30, 179.99999999, -180.0, 1e30):
-        low, high = float32_around(value)
-        assert low <= value <= high
-        assert low == high or np.nextafter(low, np.float32(np.inf)) == high
+def test_the_lowest_bit():
+    assert [bit(np.uint64(1) << np.uint64(i)) for i in range(64)] == list(range(64))
+    assert bit(np.uint64(0b1011000)) == 3
+
+
+@pytest.mark.kernels
+def test_slabs_never_fall():
+    values = np.sort(np.concatenate([np.linspace(-180, 180, 100), np.nextafter(np.linspace(-180, 180, 100), 999)]))
+    slabs = [slab_of(value, -180.0, 180.0, GRID) for value in values]
+    assert slabs == sorted(slabs)
+    assert (slabs[0], slabs[-1]) == (0, GRID - 1)
+    assert slab_of(5.0, 5.0, 5.0, GRID) == 0

@@ -137,7 +137,7 @@ def test_the_index_describes_its_shape():
     assert broker.describe().splitlines() == [
         "1 segments of 400 subscriptions, 1 in the delta",
         "2 first words: 0 leaves, 2 split by a second word",
-        "2 pairs of words, 2 of them split by space",
+        "2 pairs of words, 2 of them split by space; a posting lies 3.00 levels deep",
         *broker.describe().splitlines()[3:],
     ]
     assert "1.00 postings and " in broker.describe()

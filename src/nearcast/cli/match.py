@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -141,7 +140,7 @@ def _write_results(path: Path, broker: Broker, schema: pa.Schema) -> None:
     """Write the final results, best first; their `change` is always +1."""
     with table_writer(path, schema) as write:
         for subscription_id in broker.ids("topk") + broker.ids("nearest"):
-            rows = [asdict(delivery) for delivery in broker.results(subscription_id)]
+            rows = [delivery._asdict() for delivery in broker.results(subscription_id)]
             write(pa.Table.from_pylist(rows, schema))
 
 

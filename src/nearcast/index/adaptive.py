@@ -2,21 +2,26 @@
 
 New subscriptions wait in a delta and are proposed for every message; when there are enough of them they become a
 segment, and segments of similar size are merged, so that there are few and each is built anew only a few times. A
-removed subscription is only marked; it is dropped when its segment is built again.
+removed subscription is only marked; it is dropped when its segment is built again. When the words of the messages
+turn out to be others than those that a segment was built for, it is built again too (AP-Tree, section 3.3).
+
+Segments and delta are one immutable `_View`, replaced as a whole: whoever reads it needs no lock and sees all or
+nothing of a change, so messages can be matched while a million subscriptions are taken in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.protocol import Pairs, unverified
-from nearcast.index.segment import Segment, build_segment
-from nearcast.kernels.postings import KEYWORD_NODE
-from nearcast.kernels.probe import probe, sorted_candidates
+from nearcast.index.segment import Segment, Statistics, build_segment, described, own_statistics
+from nearcast.kernels.probe import count_words, probe
 from nearcast.model import Geographic, Space
 from nearcast.space.distance import bounds
 from nearcast.text.vocabulary import Vocabulary
@@ -26,13 +31,49 @@ MAX_DELTA = 256
 MAX_DELTA_PAIRS = 1 << 14
 # A segment is merged with the one before it unless that one is so many times larger.
 TIER_RATIO = 4
+# Publishing makes a segment of the delta if need be, but leaves larger merges to those who subscribe.
+MAX_MERGED_BY_PUBLISHING = 4096
+# Words are compared after so many messages; beyond this divergence (in nats) a segment is built again.
+MIN_OBSERVED = 1 << 15
+MAX_DIVERGENCE = 0.5
+MIN_COUNT = 16
+
+
+NO_SLOTS = np.zeros(0, np.int64)
 
 
 class SegmentOfSlots(NamedTuple):
-    """A segment and the slots it was built from."""
+    """A segment, the slots it was built from, the words it was built for, and what it should read a message."""
 
     segment: Segment
-    slots: Any
+    slots: Any  # int32, ascending
+    statistics: Statistics
+    expected_read: float
+
+
+class _View(NamedTuple):
+    """All that is read to find candidates; never changed, only replaced."""
+
+    segments: tuple[SegmentOfSlots, ...] = ()
+    delta: Any = NO_SLOTS  # int64
+
+
+class _Scratch:
+    """What one probing thread writes to: which words the message has, candidates, how often words were seen."""
+
+    def __init__(self) -> None:
+        self.has_word = np.zeros(0, bool)
+        self.counts = np.zeros(0, np.int64)
+        self.found = np.empty(1024, np.int64)
+
+    def make_room(self, n_tokens: int) -> None:
+        """Make room for so many words, and the one that every message has."""
+        if self.has_word.size <= n_tokens:
+            self.has_word = np.zeros(2 * n_tokens + 2, bool)
+            self.has_word[-1] = True
+            counts = np.zeros(self.has_word.size, np.int64)
+            counts[: self.counts.size] = self.counts
+            self.counts = counts
 
 
 class AdaptiveIndex:
@@ -40,96 +81,209 @@ class AdaptiveIndex:
 
     def __init__(self, space: Space, vocabulary: Vocabulary):
         self._is_geographic = isinstance(space, Geographic)
-        self._space_box = np.array(bounds(space))
+        self._space_box = np.array(bounds(space), np.float64)
         self._vocabulary = vocabulary
         self._subscriptions: Any = None
-        self._segments: list[SegmentOfSlots] = []
-        self._delta: list[int] = []
         self._is_alive = np.zeros(64, bool)
-        self._stamps = np.full(64, -1, np.int64)
-        self._n_probed = 0
-        self._n_dead = 0
-        self._found = np.empty(1024, np.int64)
-        self.n_read = 0
+        self._n_not_alive = 0
+        self._view = _View()
+        # Held to replace the view. While a segment is built at leisure, publishing leaves the view alone.
+        self._lock = threading.RLock()
+        self._is_building = False
+        self._scratches: deque[_Scratch] = deque()
+        self._counts = np.zeros(0, np.int64)
+        self._n_counted = self._n_observed = 0
+        self.n_read = self.n_probed = self.n_rebuilt = 0
+
+    # --- changes; one at a time
 
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
-        """Take in the subscriptions at `slots`."""
-        self._subscriptions = subscriptions
+        """Take in the subscriptions at `slots`, to be proposed once they are activated."""
         if subscriptions.kinds.size > self._is_alive.size:
             room = np.zeros(max(subscriptions.kinds.size, 2 * self._is_alive.size), bool)
             room[: self._is_alive.size] = self._is_alive
             self._is_alive = room
+        self._subscriptions = subscriptions
+        self._n_not_alive += len(slots)
+        with self._lock:
+            if self._view.delta.size + len(slots) <= MAX_DELTA:
+                self._view = self._view._replace(delta=np.concatenate([self._view.delta, slots]))
+                return
+            self._is_building = True
+        try:
+            view = self._merged(self._view, slots)
+            with self._lock:
+                self._view = view
+        finally:
+            self._is_building = False
+
+    def activate(self, slots: Any) -> None:
+        """Propose the subscriptions at `slots` from now on."""
         self._is_alive[slots] = True
-        self._delta.extend(slots.tolist())
-        if len(self._delta) > MAX_DELTA:
-            self._flush()
+        self._n_not_alive -= len(slots)
 
     def remove(self, slots: Any) -> None:
         """Propose the subscriptions at `slots` no more."""
+        self._n_not_alive += len(slots)
         self._is_alive[slots] = False
-        self._n_dead += len(slots)
+
+    # --- candidates; from several threads at once
 
     def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
         """Yield what each segment finds, and all pairs with the delta."""
         n_messages = messages.x.size
-        self._delta = [slot for slot in self._delta if self._is_alive[slot]]
-        if len(self._delta) * n_messages > MAX_DELTA_PAIRS:
-            self._flush()
-        if len(self._vocabulary) > self._stamps.size:
-            self._stamps = np.full(2 * len(self._vocabulary), -1, np.int64)
-        first_stamp = self._n_probed
-        self._n_probed += n_messages
-        for segment, _ in self._segments:
-            n_found, self._found, n_read = probe(
-                segment,
-                self._subscriptions,
-                messages,
-                self._is_alive,
-                self._n_dead > 0,
-                self._stamps,
-                first_stamp,
-                self._found,
-            )
-            self.n_read += n_read
-            found = sorted_candidates(self._found[:n_found], n_messages, self._subscriptions.kinds.size)
-            yield Pairs(found >> 32, (found & 0xFFFFFFFF) >> 1, (found & 1) == 0)
-        if self._delta and n_messages:
-            delta = np.array(self._delta, np.int32)
-            yield unverified(np.repeat(np.arange(n_messages, dtype=np.int32), delta.size), np.tile(delta, n_messages))
+        self._settle(n_messages)
+        view, subscriptions, is_alive = self._view, self._subscriptions, self._is_alive
+        scratch = self._scratches.pop() if self._scratches else _Scratch()
+        scratch.make_room(len(self._vocabulary))
+        try:
+            self._n_observed += n_messages
+            count_words(messages.token_offsets, messages.token_ids, scratch.counts)
+            for part in view.segments:
+                n_found, scratch.found, n_read = probe(
+                    part.segment,
+                    subscriptions,
+                    messages,
+                    is_alive,
+                    self._n_not_alive > 0,
+                    scratch.has_word,
+                    scratch.found,
+                )
+                self.n_read += n_read
+                found = scratch.found[:n_found]
+                yield Pairs(found >> 32, (found & 0xFFFFFFFF) >> 1, (found & 1) == 0)
+            self.n_probed += n_messages
+        finally:
+            self._scratches.append(scratch)
+        delta = view.delta[is_alive[view.delta]]
+        if delta.size and n_messages:
+            yield unverified(np.repeat(np.arange(n_messages), delta.size), np.tile(delta, n_messages))
 
     def describe(self) -> str:
-        """Return the chosen shape: nodes by kind, postings and bytes a subscription, postings read a message."""
-        segments = [segment for segment, _ in self._segments]
-        n_slots = sum(slots.size for _, slots in self._segments)
-        n_postings = sum(segment.postings.size for segment in segments)
-        n_bytes = sum(array.nbytes for segment in segments for array in segment)
-        n_split = sum(int((segment.group_kinds == KEYWORD_NODE).sum()) for segment in segments)
-        n_groups = sum(segment.group_kinds.size for segment in segments)
-        n_runs = sum(segment.run_words.size for segment in segments)
-        n_tiles = sum(segment.tile_boxes.shape[0] for segment in segments)
+        """Return the chosen shape: nodes by kind, depth, replication, bytes, expected and observed cost."""
+        view = self._view
+        n_slots = sum(part.slots.size for part in view.segments)
         lines = [
-            f"{len(segments)} segments of {n_slots:,} subscriptions, {len(self._delta):,} in the delta",
-            f"{n_groups:,} first words: {n_groups - n_split:,} leaves, {n_split:,} split by a second word",
-            f"{n_runs:,} pairs of words, {n_tiles:,} of them split by space",
-            f"{n_postings / max(n_slots, 1):.2f} postings and {n_bytes / max(n_slots, 1):.1f} bytes a subscription",
-            f"{self.n_read / max(self._n_probed, 1):.1f} postings read a message, of {self._n_probed:,} messages",
+            f"{len(view.segments)} segments of {n_slots:,} subscriptions, {view.delta.size:,} in the delta",
+            *described([part.segment for part in view.segments], n_slots),
+            f"{sum(part.expected_read for part in view.segments):.1f} postings a message should be read if words came "
+            f"independently; {self.n_read / max(self.n_probed, 1):.1f} were, of {self.n_probed:,} messages",
+            f"{self.n_rebuilt:,} segments were built again because the words of the messages had changed",
         ]
         return "\n".join(lines)
 
-    def _flush(self) -> None:
-        """Make a segment of the delta, merged with those before it that are not much larger."""
-        slots = np.array(self._delta, np.int64)
-        self._delta = []
-        while self._segments and self._segments[-1].slots.size <= TIER_RATIO * slots.size:
-            slots = np.concatenate([self._segments.pop().slots, slots])
-        slots = np.sort(slots[self._is_alive[slots]])
-        if slots.size:
-            segment = build_segment(
-                self._subscriptions,
-                slots,
-                self._vocabulary.document_frequencies(),
-                self._vocabulary.n_messages,
-                self._space_box,
-                self._is_geographic,
+    # --- saving
+
+    def state(self) -> dict[str, Any]:
+        """Return the segments as arrays, the delta made into one first."""
+        self._view = self._merged(self._view, NO_SLOTS, 0)
+        arrays: dict[str, Any] = {}
+        for i, part in enumerate(self._view.segments):
+            prefix = f"segment_{i}_"
+            arrays |= {prefix + name: array for name, array in part.segment._asdict().items()}
+            arrays[prefix + "slots"] = part.slots
+            arrays[prefix + "frequencies"] = part.statistics.frequencies
+            arrays[prefix + "numbers"] = np.array([part.statistics.n_messages, part.expected_read])
+        return arrays
+
+    def restore(self, arrays: Mapping[str, Any], subscriptions: SubscriptionColumns) -> bool:
+        """Take over saved segments, if there are any for all of the subscriptions."""
+        segments: list[SegmentOfSlots] = []
+        while (prefix := f"segment_{len(segments)}_") + "slots" in arrays:
+            n_messages, expected_read = arrays[prefix + "numbers"].tolist()
+            segments.append(
+                SegmentOfSlots(
+                    Segment(*(arrays[prefix + name] for name in Segment._fields)),
+                    arrays[prefix + "slots"],
+                    Statistics(arrays[prefix + "frequencies"], int(n_messages)),
+                    expected_read,
+                )
             )
-            self._segments.append(SegmentOfSlots(segment, slots.astype(np.int32)))
+        n_slots = subscriptions.kinds.size
+        if sum(part.slots.size for part in segments) != n_slots:
+            return False
+        self._subscriptions = subscriptions
+        self._is_alive = np.zeros(max(n_slots, 64), bool)
+        self._n_not_alive = n_slots
+        self._view = _View(tuple(segments))
+        return True
+
+    # --- segments
+
+    def _settle(self, n_messages: int) -> None:
+        """Before messages are matched: make a segment of a delta that costs too much, and follow the words."""
+        if self._view.delta.size * n_messages <= MAX_DELTA_PAIRS and self._n_observed < MIN_OBSERVED:
+            return
+        with self._lock:
+            if self._is_building:
+                return
+            if self._view.delta.size * n_messages > MAX_DELTA_PAIRS:
+                self._view = self._merged(self._view, NO_SLOTS, MAX_MERGED_BY_PUBLISHING)
+            if self._n_observed >= MIN_OBSERVED:
+                self._follow_words()
+
+    def _merged(self, view: _View, slots: Any, most: int = 1 << 62) -> _View:
+        """Return a view with delta and `slots` in a segment, merged with those before it that are not much larger."""
+        old = view.delta
+        segments = list(view.segments)
+        while segments and segments[-1].slots.size <= min(TIER_RATIO * (old.size + slots.size), most):
+            old = np.concatenate([segments.pop().slots, old])
+        slots = np.sort(np.concatenate([self._kept(old), slots]))
+        return _View((*segments, *self._built(slots)))
+
+    def _kept(self, slots: Any) -> Any:
+        return slots[self._is_alive[slots]]
+
+    def _built(self, slots: Any) -> list[SegmentOfSlots]:
+        if not slots.size:
+            return []
+        statistics = self._statistics()
+        if statistics.n_messages == 0:
+            statistics = own_statistics(self._subscriptions, slots, len(self._vocabulary))
+        segment, expected_read = build_segment(
+            self._subscriptions, slots, statistics, self._space_box, self._is_geographic
+        )
+        return [SegmentOfSlots(segment, slots.astype(np.int32), statistics, expected_read)]
+
+    # --- words
+
+    def _statistics(self) -> Statistics:
+        """Return how often words occur: in the messages seen, if they are enough, else as the vocabulary says."""
+        n_tokens = len(self._vocabulary)
+        if self._counts.size and self._n_counted >= MIN_OBSERVED:
+            counts = np.zeros(max(n_tokens, self._counts.size), np.int64)
+            counts[: self._counts.size] = self._counts
+            return Statistics(counts, self._n_counted)
+        return Statistics(self._vocabulary.document_frequencies(), self._vocabulary.n_messages)
+
+    def _follow_words(self) -> None:
+        """Build those segments again whose words have become others; older messages count half each time."""
+        scratches = list(self._scratches)
+        counts = np.zeros(max(self._counts.size, *(scratch.counts.size for scratch in scratches), 0), np.int64)
+        counts[: self._counts.size] = self._counts // 2
+        for scratch in scratches:
+            counts[: scratch.counts.size] += scratch.counts
+            scratch.counts[:] = 0
+        self._counts, self._n_counted = counts, self._n_counted // 2 + self._n_observed
+        self._n_observed = 0
+        segments: list[SegmentOfSlots] = []
+        for part in self._view.segments:
+            if divergence(counts, part.statistics.frequencies) > MAX_DIVERGENCE:
+                segments += self._built(self._kept(part.slots))
+                self.n_rebuilt += 1
+            else:
+                segments.append(part)
+        self._view = self._view._replace(segments=tuple(segments))
+
+
+def divergence(observed: Any, expected: Any) -> float:
+    """Return the Kullback-Leibler divergence of the observed words from the expected ones, in nats."""
+    padded = np.zeros((2, max(observed.size, expected.size)))
+    padded[0, : observed.size] = observed
+    padded[1, : expected.size] = expected
+    # Rare words say little, each by itself; together they are one.
+    is_rare = (padded < MIN_COUNT).all(axis=0)
+    counts = np.concatenate([padded[:, ~is_rare], padded[:, is_rare].sum(axis=1, keepdims=True)], axis=1)
+    # One more for each word, so that none is impossible.
+    seen, foreseen = (counts + 1) / (counts + 1).sum(axis=1, keepdims=True)
+    return float((seen * np.log(seen / foreseen)).sum())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,61 +15,69 @@ import shapely
 from nearcast.columns import MessageColumns, SubscriptionColumns, id_array
 from nearcast.errors import UnknownSubscriptionError
 from nearcast.index.compile import compiled, taken
-from nearcast.index.growable import Growable, GrowableColumns, objects
-from nearcast.index.matches import Matches, matches
-from nearcast.index.protocol import Pairs
+from nearcast.index.growable import Growable, GrowableColumns, id_values
+from nearcast.index.matches import Matches, joined, matches
+from nearcast.index.protocol import Index, Pairs
 from nearcast.index.registry import INDEXES, IndexName
 from nearcast.model import Id, Space
 from nearcast.text.vocabulary import Vocabulary
 
 # Slots of removed subscriptions that may pile up; beyond it, as many as there are others.
 MIN_DEAD_SLOTS = 1024
+# So few messages are not worth a thread of their own.
+MIN_ROWS_OF_A_TASK = 64
+
+Lock = AbstractContextManager[Any]
 
 
 class Book:
     """Each subscription has a slot; replacing one gives it a new slot, and dead slots are dropped now and then.
 
-    Slots are in order of registration, so `columns.orders` ascends.
+    Slots are in order of registration, so `columns.orders` ascends. Who changes a book sees to it that nobody else
+    does; `lock` is held for the short moments in which readers must keep away.
     """
 
-    def __init__(self, space: Space, vocabulary: Vocabulary, index: IndexName):
+    def __init__(self, space: Space, vocabulary: Vocabulary, index: IndexName, lock: Lock, *, threads: int = 1):
         self.space = space
         self.vocabulary = vocabulary
         self.index_name = index
         self.n_registered = 0
-        self._lay_out(compiled([], vocabulary, 0), np.empty(0, object), np.empty(0, object))
+        self._lock = lock
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "nearcast") if threads > 1 else None
+        self._contents = self._laid_out(compiled([], vocabulary, 0), np.empty(0, object), {})
 
     def __len__(self) -> int:
         """Return the number of subscriptions."""
-        return len(self._slot_of)
+        return len(self._contents.slot_of)
 
     def __contains__(self, subscription_id: object) -> bool:
-        return isinstance(subscription_id, (str, int)) and subscription_id in self._slot_of
+        return isinstance(subscription_id, (str, int)) and subscription_id in self._contents.slot_of
 
     @property
     def columns(self) -> SubscriptionColumns:
         """The subscriptions by slot; valid until the next change."""
-        return self._columns.columns
+        return self._contents.columns.columns
 
     @property
     def ids(self) -> Any:
-        """The id of each slot."""
-        return self._ids.values
+        """The id of each slot: int64 or objects."""
+        return self._contents.ids.values
 
     @property
-    def polygons(self) -> Any:
-        """The polygon of each slot, None if it has none."""
-        return self._polygons.values
+    def polygons(self) -> Mapping[int, Any]:
+        """The polygons of those slots that have one."""
+        return self._contents.polygons
 
     @property
     def slots(self) -> Any:
         """The slots in use, in order of registration."""
-        return np.array(sorted(self._slot_of.values()), np.int64)
+        return np.sort(np.fromiter(self._contents.slot_of.values(), np.int64, len(self)))
 
     def slot(self, subscription_id: Id) -> int:
         """Return the slot of a subscription."""
         try:
-            return self._slot_of[subscription_id]
+            return self._contents.slot_of[subscription_id]
         except (KeyError, TypeError):
             raise UnknownSubscriptionError(f"no subscription has the id {subscription_id!r}") from None
 
@@ -74,59 +85,137 @@ class Book:
         """Return the slots of subscriptions given by their registration numbers."""
         return np.searchsorted(self.columns.orders, list(orders)).tolist()
 
-    def register(self, ids: Sequence[Id], columns: SubscriptionColumns, polygons: Sequence[Any]) -> Any:
-        """Add subscriptions whose ids are not in use, compiled for `n_registered`; return their slots."""
-        self.n_registered += len(ids)
-        slots = np.arange(self._ids.size, self._ids.size + len(ids))
-        self._columns.extend(columns)
-        self._ids.extend(objects(ids))
-        self._polygons.extend(objects(polygons))
-        self._slot_of.update(zip(ids, slots.tolist(), strict=True))
-        self._index.insert(slots, self.columns)
+    # --- changes
+
+    def append(self, ids: Sequence[Id], columns: SubscriptionColumns, polygons: Mapping[int, Any]) -> Any:
+        """Take in subscriptions compiled for `n_registered`, not yet to be matched; return their slots.
+
+        `polygons` are by place in `ids`.
+        """
+        contents = self._contents
+        with self._lock:
+            first = contents.ids.size
+            contents.columns.extend(columns)
+            values = id_values(ids)
+            if first == 0:
+                contents.ids = Growable(values)
+            else:
+                contents.ids.extend(values)
+            contents.polygons.update((first + place, polygon) for place, polygon in polygons.items())
+            self.n_registered += len(ids)
+            everything = self.columns
+        slots = np.arange(first, first + len(ids))
+        contents.index.insert(slots, everything)
         return slots
+
+    def activate(self, ids: Sequence[Id], slots: Any) -> None:
+        """Match the subscriptions at `slots` from now on; their ids must not be in use."""
+        self._contents.slot_of.update(zip(ids, slots.tolist(), strict=True))
+        self._contents.index.activate(slots)
 
     def remove(self, ids: Iterable[Id]) -> list[int]:
         """Remove subscriptions, all or, if one is unknown, none; return their registration numbers."""
         slot_of = {subscription_id: self.slot(subscription_id) for subscription_id in ids}
         slots = np.array(list(slot_of.values()), np.int64)
         orders = self.columns.orders[slots].tolist()
-        self._index.remove(slots)
+        self._contents.index.remove(slots)
         for subscription_id in slot_of:
-            del self._slot_of[subscription_id]
-        if self._ids.size > MIN_DEAD_SLOTS + 2 * len(self):
-            alive = self.slots
-            self._lay_out(taken(self.columns, alive), self.ids[alive], self.polygons[alive])
+            del self._contents.slot_of[subscription_id]
         return orders
 
-    def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
-        """Yield what the index proposes."""
-        return self._index.candidates(messages)
+    def compact(self, *, max_waste: float = 0.5) -> None:
+        """Drop dead slots if they are more than this share of all."""
+        n_dead = self._contents.ids.size - len(self)
+        if n_dead <= max_waste * (self._contents.ids.size + MIN_DEAD_SLOTS):
+            return
+        alive = self.slots
+        places = {slot: place for place, slot in enumerate(alive.tolist()) if slot in self.polygons}
+        polygons = {place: self.polygons[slot] for slot, place in places.items()}
+        contents = self._laid_out(taken(self.columns, alive), self.ids[alive], polygons)
+        with self._lock:
+            self._contents = contents
 
-    def describe(self) -> str:
-        """Return the shape of the index."""
-        return self._index.describe()
+    # --- matching
 
     def matches(self, pairs: Pairs, messages: MessageColumns) -> Matches:
         """Return the pairs that match."""
         return matches(pairs, self.columns, self.polygons, messages, self.space)
 
+    def found(self, messages: MessageColumns) -> tuple[Matches, int]:
+        """Return all matches of a batch of messages, and how many candidates were verified."""
+        n_messages = messages.x.size
+        if self._pool is None or n_messages < 2 * MIN_ROWS_OF_A_TASK:
+            return self._found_in(messages, 0, n_messages)
+        step = max(MIN_ROWS_OF_A_TASK, -(-n_messages // (4 * self._threads)))
+        starts = range(0, n_messages, step)
+        parts = list(self._pool.map(lambda start: self._found_in(messages, start, start + step), starts))
+        return joined([part for part, _ in parts]), sum(n for _, n in parts)
+
+    def _found_in(self, messages: MessageColumns, start: int, stop: int) -> tuple[Matches, int]:
+        some = rows_between(messages, start, stop)
+        n_candidates = 0
+        blocks = []
+        for pairs in self._contents.index.candidates(some):
+            n_candidates += pairs.rows.size
+            block = self.matches(pairs, some)
+            blocks.append(block._replace(rows=block.rows + start) if start else block)
+        return joined(blocks), n_candidates
+
+    def describe(self) -> str:
+        """Return the shape of the index."""
+        return self._contents.index.describe()
+
+    # --- saving
+
     def state(self) -> tuple[dict[str, Any], pa.Table]:
         """Return the subscriptions as arrays and a table, to be saved."""
-        slots = self.slots
-        polygons = [None if polygon is None else shapely.to_wkb(polygon) for polygon in self.polygons[slots]]
-        table = pa.table({"id": id_array(self.ids[slots].tolist()), "polygon": pa.array(polygons, pa.binary())})
-        return taken(self.columns, slots)._asdict(), table
+        self.compact(max_waste=0)
+        polygons = [None] * len(self)
+        for slot, polygon in self.polygons.items():
+            polygons[slot] = shapely.to_wkb(polygon)
+        table = pa.table({"id": id_array(self.ids.tolist()), "polygon": pa.array(polygons, pa.binary())})
+        arrays = {f"subscription_{name}": array for name, array in self.columns._asdict().items()}
+        return arrays | self._contents.index.state(), table
 
-    def restore(self, arrays: dict[str, Any], table: pa.Table, n_registered: int) -> None:
+    def restore(self, arrays: Mapping[str, Any], table: pa.Table, n_registered: int) -> None:
         """Take over what `state` returned."""
-        polygons = objects([None if wkb is None else shapely.from_wkb(wkb) for wkb in table["polygon"].to_pylist()])
+        columns = SubscriptionColumns(**part_of(arrays, "subscription_"))
+        ids = id_values(table["id"].to_pylist())
+        polygons = {slot: shapely.from_wkb(wkb) for slot, wkb in enumerate(table["polygon"].to_pylist()) if wkb}
         self.n_registered = n_registered
-        self._lay_out(SubscriptionColumns(**arrays), objects(table["id"].to_pylist()), polygons)
+        self._contents = self._laid_out(columns, ids, polygons, arrays)
 
-    def _lay_out(self, columns: SubscriptionColumns, ids: Any, polygons: Any) -> None:
-        self._columns = GrowableColumns(columns)
-        self._ids = Growable(ids)
-        self._polygons = Growable(polygons)
-        self._slot_of: dict[Id, int] = {subscription_id: slot for slot, subscription_id in enumerate(ids.tolist())}
-        self._index = INDEXES[self.index_name](self.space, self.vocabulary)
-        self._index.insert(np.arange(ids.size), columns)
+    def _laid_out(
+        self, columns: SubscriptionColumns, ids: Any, polygons: dict[int, Any], saved: Mapping[str, Any] | None = None
+    ) -> _Contents:
+        index = INDEXES[self.index_name](self.space, self.vocabulary)
+        slots = np.arange(ids.size)
+        if saved is None or not index.restore(saved, columns):
+            index.insert(slots, columns)
+        index.activate(slots)
+        slot_of = dict(zip(ids.tolist(), range(ids.size), strict=True))
+        return _Contents(GrowableColumns(columns), Growable(ids), polygons, slot_of, index)
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What a book holds; replaced as a whole when dead slots are dropped."""
+
+    columns: GrowableColumns[SubscriptionColumns]
+    ids: Growable
+    polygons: dict[int, Any]
+    slot_of: dict[Id, int]
+    index: Index
+
+
+def rows_between(messages: MessageColumns, start: int, stop: int) -> MessageColumns:
+    """Return the messages of some rows; their words stay where they are."""
+    if start == 0 and stop >= messages.x.size:
+        return messages
+    rows = {name: getattr(messages, name)[start:stop] for name in ("x", "y", "times", "arrivals")}
+    return messages._replace(token_offsets=messages.token_offsets[start : stop + 1], **rows)
+
+
+def part_of(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the arrays whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

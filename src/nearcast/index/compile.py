@@ -6,7 +6,9 @@ Two steps, so that a bad subscription changes nothing: `parsed` checks one again
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +24,6 @@ from nearcast.space.regions import BOX, shape_and_numbers
 from nearcast.subscription_tables import PlainBoxes
 from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
 from nearcast.text.vocabulary import Vocabulary
-
 
 # As good as no limit: no window and no memory holds more messages.
 MAX_K = 2**31 - 1
@@ -70,9 +71,9 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
     for row in rows:
         numbers = [vocabulary.admit(token) for token in row.tokens]
         # A boolean subscription has its words in its clauses.
-        ids, counts = np.unique([] if row.kind == BOOLEAN else numbers, return_counts=True)
-        ids_of_rows.append(ids)
-        counts_of_rows.append(counts)
+        counts = Counter([] if row.kind == BOOLEAN else numbers)
+        ids_of_rows.append(sorted(counts))
+        counts_of_rows.append([counts[number] for number in ids_of_rows[-1]])
         for clause in row.clauses:
             required.append(sorted(map(vocabulary.admit, clause.required)))
             forbidden.append(sorted(map(vocabulary.admit, clause.forbidden)))
@@ -82,8 +83,9 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
     _, token_counts = ragged(counts_of_rows, np.int32)
     token_weights = vocabulary.weights(token_ids)
     kinds = np.array([row.kind for row in rows], np.int8)
-    is_topk = np.repeat(kinds == TOPK, np.diff(token_offsets))
-    token_weights[is_topk] = unit_vectors(token_offsets, token_weights, token_counts)[is_topk]
+    if (kinds == TOPK).any():
+        is_topk = np.repeat(kinds == TOPK, np.diff(token_offsets))
+        token_weights[is_topk] = unit_vectors(token_offsets, token_weights, token_counts)[is_topk]
     return narrowed(
         kinds=kinds,
         orders=np.arange(first_order, first_order + len(rows)),
@@ -94,7 +96,7 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
         token_offsets=token_offsets,
         token_ids=token_ids,
         token_weights=token_weights,
-        clause_offsets=ragged([row.clauses for row in rows], object)[0],
+        clause_offsets=np.array([0, *accumulate(len(row.clauses) for row in rows)], np.int64),
         required_offsets=required_offsets,
         required_ids=required_ids,
         forbidden_offsets=forbidden_offsets,

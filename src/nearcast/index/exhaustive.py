@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,14 @@ class ExhaustiveIndex:
         self._is_alive = np.zeros(0, bool)
         self._slots: Any = None
 
-    def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
-        """Take in the subscriptions at `slots`."""
+    def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:  # noqa: ARG002
+        """Take in the subscriptions at `slots`, to be proposed once they are activated."""
         n_slots = subscriptions.kinds.size
         if n_slots > self._is_alive.size:
             self._is_alive = np.concatenate([self._is_alive, np.zeros(max(n_slots, 64), bool)])
+
+    def activate(self, slots: Any) -> None:
+        """Propose the subscriptions at `slots` from now on."""
         self._is_alive[slots] = True
         self._slots = None
 
@@ -38,9 +41,9 @@ class ExhaustiveIndex:
 
     def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
         """Yield all pairs of a message and a subscription."""
-        if self._slots is None:
-            self._slots = np.flatnonzero(self._is_alive)
         slots = self._slots
+        if slots is None:
+            slots = self._slots = np.flatnonzero(self._is_alive)
         if not slots.size:
             return
         n_messages = messages.x.size
@@ -48,6 +51,14 @@ class ExhaustiveIndex:
         for start in range(0, n_messages, step):
             rows = np.arange(start, min(start + step, n_messages))
             yield unverified(np.repeat(rows, slots.size), np.tile(slots, rows.size))
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: there is nothing to build."""
+        return {}
+
+    def restore(self, _arrays: Mapping[str, Any], _subscriptions: SubscriptionColumns) -> bool:
+        """Take over nothing."""
+        return False
 
     def describe(self) -> str:
         """Return the number of subscriptions, each of which is proposed for each message."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from nearcast.errors import NearcastError
+from nearcast.model import Id
+
+MAX_OFFSET = {4: 2**31 - 1, 8: 2**63 - 1}
 
 Columns = TypeVar("Columns", bound=NamedTuple)
 
@@ -39,25 +43,32 @@ class GrowableColumns(Generic[Columns]):
     """A named tuple of arrays that grow together; a field called `x_offsets` holds the offsets of ragged rows."""
 
     def __init__(self, columns: Columns):
-        self._type = type(columns)
         self._arrays = {name: Growable(array) for name, array in columns._asdict().items()}
-
-    @property
-    def columns(self) -> Columns:
-        """Views of the columns as they are now; valid until the next `extend`."""
-        return self._type(*(array.values for array in self._arrays.values()))
+        self.columns = columns
+        """The columns as they are now. They are views: rows are added behind them, never changed."""
 
     def extend(self, columns: Columns) -> None:
         """Append all rows of `columns`."""
         for name, values in columns._asdict().items():
             array = self._arrays[name]
             if name.endswith("_offsets"):
-                last, most = int(array.values[-1]), np.iinfo(array.values.dtype).max
-                if last + int(values[-1]) > most:
-                    raise NearcastError(f"{name} would pass {most:,}; divide the subscriptions among several brokers")
-                array.extend(values[1:] + array.values[-1])
+                last = getattr(self.columns, name)[-1]
+                if int(last) + int(values[-1]) > MAX_OFFSET[last.dtype.itemsize]:
+                    raise NearcastError(f"{name} would be too many to count; divide them among several brokers")
+                array.extend(values[1:] + last)
             else:
                 array.extend(values)
+        self.columns = type(columns)(*(array.values for array in self._arrays.values()))
+
+
+def stacked(parts: Sequence[Columns]) -> Columns:
+    """Return the rows of all parts, of which there is at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    result = GrowableColumns(parts[0])
+    for part in parts[1:]:
+        result.extend(part)
+    return result.columns
 
 
 def taken_rows(offsets: Any, rows: Any) -> tuple[Any, Any]:
@@ -71,9 +82,8 @@ def taken_rows(offsets: Any, rows: Any) -> tuple[Any, Any]:
 
 def ragged(rows: Any, dtype: Any) -> tuple[Any, Any]:
     """Return a list of sequences as offsets and flat values."""
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return offsets, np.fromiter((value for row in rows for value in row), dtype, int(offsets[-1]))
+    offsets = np.array([0, *accumulate(map(len, rows))], np.int64)
+    return offsets, np.fromiter(chain.from_iterable(rows), dtype, int(offsets[-1]))
 
 
 def objects(values: Sequence[Any]) -> Any:
@@ -81,3 +91,10 @@ def objects(values: Sequence[Any]) -> Any:
     result = np.empty(len(values), object)
     result[:] = values
     return result
+
+
+def id_values(ids: Sequence[Id]) -> Any:
+    """Return ids as an array, int64 or of objects."""
+    if len(ids) and not isinstance(ids[0], str):
+        return np.array(ids, np.int64)
+    return objects(ids)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.index.growable import objects
 from nearcast.index.protocol import Pairs
 from nearcast.kernels.verify import verify
 from nearcast.model import Geographic, Space
@@ -24,7 +25,11 @@ class Matches(NamedTuple):
 
 
 def matches(
-    pairs: Pairs, subscriptions: SubscriptionColumns, polygons: Any, messages: MessageColumns, space: Space
+    pairs: Pairs,
+    subscriptions: SubscriptionColumns,
+    polygons: Mapping[int, Any],
+    messages: MessageColumns,
+    space: Space,
 ) -> Matches:
     """Return the pairs that match; `polygons` holds the geometry of each slot that has one."""
     if pairs.is_sure.all():
@@ -38,7 +43,8 @@ def matches(
     has_polygon = np.flatnonzero(is_match & (subscriptions.shapes[slots] == POLYGON))
     if has_polygon.size:
         points = rows[has_polygon]
-        is_inside = is_in_polygon(space, polygons[slots[has_polygon]], messages.x[points], messages.y[points])
+        shapes = objects([polygons[slot] for slot in slots[has_polygon].tolist()])
+        is_inside = is_in_polygon(space, shapes, messages.x[points], messages.y[points])
         is_match[has_polygon] = is_inside
     if doubtful.size == pairs.rows.size:
         kept = np.flatnonzero(is_match)
@@ -54,6 +60,8 @@ def matches(
 def joined(blocks: Iterable[Matches]) -> Matches:
     """Return the matches of all blocks in one."""
     parts = list(blocks)
+    if len(parts) == 1:
+        return parts[0]
     if not parts:
         return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     return Matches(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,17 +30,29 @@ class Index(Protocol):
     """Proposes, for each message, the subscriptions that it might match.
 
     An index may propose too much, never too little: what it proposes is verified exactly. It changes the time
-    taken, never the answer.
+    taken, never the answer. Changes come one at a time, and candidates may be asked for by several threads at once.
     """
 
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
-        """Take in the subscriptions at `slots`; `subscriptions` holds every slot so far."""
+        """Take in the subscriptions at `slots`, not yet to be proposed; `subscriptions` holds every slot so far.
+
+        This may take long; candidates may be asked for meanwhile.
+        """
+
+    def activate(self, slots: Any) -> None:
+        """Propose the subscriptions at `slots` from now on."""
 
     def remove(self, slots: Any) -> None:
         """Propose the subscriptions at `slots` no more."""
 
     def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
         """Yield the candidates of a batch of messages in blocks, messages in order."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what is worth saving, as arrays; no slot may be dead."""
+
+    def restore(self, arrays: Mapping[str, Any], subscriptions: SubscriptionColumns) -> bool:
+        """Take over what `state` returned, as `insert` would; False if it cannot, for all slots of `subscriptions`."""
 
     def describe(self) -> str:
         """Return the shape of the index in words and numbers."""

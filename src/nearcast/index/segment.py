@@ -21,23 +21,28 @@ lies in a box of the cover.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nearcast.columns import SubscriptionColumns
+from nearcast.index.growable import taken_rows
 from nearcast.kernels.postings import (
+    GROUP,
     KEYWORD_NODE,
     LEAF_NODE,
     N_SLABS,
-    NO_WORD,
-    POSTING,
+    RUN,
+    TILE,
+    filled,
+    group_table,
     postings,
     set_bits,
-    token_table,
+    words_of,
 )
 from nearcast.kernels.verify import BOOLEAN
-from nearcast.space.covers import cover, outward
+from nearcast.space.covers import cover
 from nearcast.space.regions import ANYWHERE, BOX
 
 # Nanoseconds on a current machine; only their ratios matter.
@@ -50,60 +55,61 @@ CANDIDATE_COST = 8.0
 class Segment(NamedTuple):
     """The arrays of a segment; a span is a pair of row numbers, from and to."""
 
-    table_tokens: Any  # int32: an open-addressing table of the first words
-    table_groups: Any  # int32: the group of each; -1 where the table is empty
-    group_kinds: Any  # int8: LEAF_NODE or KEYWORD_NODE
-    group_spans: Any  # int64 (n, 2): in postings for a leaf, in runs for a keyword node
-    run_words: Any  # int32, ascending within a group: the second word, NO_WORD first
-    run_spans: Any  # int64 (n, 2), in postings
-    run_tiles: Any  # int32: place in the tile arrays if split by space, else -1
-    tile_boxes: Any  # float64 (n, 4): the box around the run, within the space
-    tile_offsets: Any  # int64: where the bits of a run start
+    groups: Any  # GROUP: an open-addressing table of the first words
+    runs: Any  # RUN
+    tiles: Any  # TILE
     bits: Any  # uint64: for each axis, slab and 64 postings
     postings: Any  # POSTING
+    details: Any  # DETAIL, one for each posting
+    other_words: Any  # int32: the words of clauses beyond the second
+    space_box: Any  # float64 (4,)
+
+
+class Statistics(NamedTuple):
+    """In how many of `n_messages` each word occurs, by token id."""
+
+    frequencies: Any
+    n_messages: int
+
+    def shares(self, words: Any) -> Any:
+        """Return the share of the messages that have each word, 1 for STAR and NO_WORD."""
+        return np.where(words < 0, 1.0, np.minimum(self.frequencies[words] / self.n_messages, 1.0))
 
 
 def build_segment(
-    subscriptions: SubscriptionColumns,
-    slots: Any,
-    frequencies: Any,
-    n_messages: int,
-    space_box: Any,
-    is_geographic: bool,
-) -> Segment:
-    """Return a segment over the subscriptions at `slots`.
-
-    `frequencies` says in how many of `n_messages` each token occurs; if there are none, the subscriptions
-    themselves are counted.
-    """
+    subscriptions: SubscriptionColumns, slots: Any, statistics: Statistics, space_box: Any, is_geographic: bool
+) -> tuple[Segment, float]:
+    """Return a segment over the subscriptions at `slots`, and how many postings a message should read in it."""
     s = subscriptions
-    if n_messages == 0:
-        frequencies, n_messages = _own_frequencies(s, slots, frequencies.size)
-    plain = slots[(s.kinds[slots] == BOOLEAN) & _has_plain_box(s, slots, is_geographic)]
-    boxes, box_offsets = _covers(s, slots, plain, is_geographic)
-    is_tight = s.shapes == ANYWHERE
-    is_tight[plain] = True
-    first, second, places, posting_slots, clauses, flags = postings(s, slots, box_offsets, is_tight, frequencies)
-    boxes = boxes[places]
+    is_plain = (s.kinds[slots] == BOOLEAN) & _has_plain_box(s, slots, is_geographic)
+    boxes, box_offsets = _covers(s, slots, is_plain, is_geographic)
+    is_tight = is_plain | (s.shapes[slots] == ANYWHERE)
+    first, second, places, posting_slots, clauses, flags = postings(
+        s, slots, box_offsets, is_tight, statistics.frequencies
+    )
+    # Points lie in the space, so what lies outside of it does not matter.
+    low, high = np.tile(space_box[:2], 2), np.tile(space_box[2:], 2)
+    boxes = np.clip(boxes[places], low, high)
     order = _sorted_order(first, second, boxes, space_box)
     first, second, boxes = first[order], second[order], boxes[order]
-    rows = np.zeros(order.size, POSTING)
-    for axis, side in enumerate(("west", "south", "east", "north")):
-        rows[side] = boxes[:, axis]
-    rows["slot"], rows["word"] = posting_slots[order], second
-    rows["clause"], rows["flags"] = clauses[order], flags[order]
-    segment = Segment(**_layout(first, second, frequencies, n_messages, boxes, space_box), postings=rows)
-    set_bits(segment, boxes, space_box)
-    return segment
+    rows, details, words = filled(
+        s, first, second, boxes, posting_slots[order], clauses[order], flags[order], space_box
+    )
+    layout, expected_read = _layout(first, second, statistics, boxes, space_box)
+    segment = Segment(**layout, postings=rows, details=details, other_words=words, space_box=space_box)
+    set_bits(segment, boxes)
+    return segment, expected_read
 
 
-def _own_frequencies(s: SubscriptionColumns, slots: Any, n_tokens: int) -> tuple[Any, int]:
-    is_used = np.zeros(s.kinds.size, bool)
-    is_used[slots] = True
-    clause_owners = np.repeat(is_used, np.diff(s.clause_offsets))
-    counts = np.bincount(s.required_ids[np.repeat(clause_owners, np.diff(s.required_offsets))], minlength=n_tokens)
-    counts += np.bincount(s.token_ids[np.repeat(is_used, np.diff(s.token_offsets))], minlength=n_tokens)
-    return counts, max(1, slots.size)
+def own_statistics(subscriptions: SubscriptionColumns, slots: Any, n_tokens: int) -> Statistics:
+    """Return how often words occur in the subscriptions themselves, for want of messages."""
+    s = subscriptions
+    _, clauses = taken_rows(s.clause_offsets, slots)
+    _, required = taken_rows(s.required_offsets, clauses)
+    _, tokens = taken_rows(s.token_offsets, slots)
+    counts = np.bincount(s.required_ids[required], minlength=n_tokens)
+    counts += np.bincount(s.token_ids[tokens], minlength=n_tokens)
+    return Statistics(counts, max(1, slots.size))
 
 
 def _has_plain_box(s: SubscriptionColumns, slots: Any, is_geographic: bool) -> Any:
@@ -116,33 +122,35 @@ def _has_plain_box(s: SubscriptionColumns, slots: Any, is_geographic: bool) -> A
     return is_plain
 
 
-def _covers(s: SubscriptionColumns, slots: Any, plain: Any, is_geographic: bool) -> tuple[Any, Any]:
-    """Return the cover boxes of all slots, and for each slot of the columns where its boxes start and end."""
-    offsets = np.zeros((s.kinds.size, 2), np.int64)
-    offsets[plain, 0] = np.arange(plain.size)
-    offsets[plain, 1] = offsets[plain, 0] + 1
+def _covers(s: SubscriptionColumns, slots: Any, is_plain: Any, is_geographic: bool) -> tuple[Any, Any]:
+    """Return the cover boxes of all slots, and for each of them where its boxes start and end."""
+    n_boxes = int(is_plain.sum())
+    offsets = np.zeros((slots.size, 2), np.int64)
+    offsets[is_plain] = np.arange(n_boxes)[:, None] + (0, 1)
     # One box serves all that may lie anywhere.
     is_anywhere = s.shapes[slots] == ANYWHERE
-    offsets[slots[is_anywhere]] = plain.size, plain.size + 1
-    parts = [outward(s.numbers[plain]), cover(is_geographic, ANYWHERE, None)]
-    n_boxes = plain.size + 1
-    for slot in np.setdiff1d(slots[~is_anywhere], plain, assume_unique=True).tolist():
+    offsets[is_anywhere] = n_boxes, n_boxes + 1
+    parts = [s.numbers[slots[is_plain]], cover(is_geographic, ANYWHERE, None)]
+    n_boxes += 1
+    for place in np.flatnonzero(~is_plain & ~is_anywhere).tolist():
+        slot = slots[place]
         boxes = cover(is_geographic, int(s.shapes[slot]), s.numbers[slot])
         parts.append(boxes)
-        offsets[slot] = n_boxes, n_boxes + len(boxes)
+        offsets[place] = n_boxes, n_boxes + len(boxes)
         n_boxes += len(boxes)
     return np.concatenate(parts), offsets
 
 
 def _sorted_order(first: Any, second: Any, boxes: Any, space_box: Any) -> Any:
     """Return the order by first word, second word, and Z order of the centres."""
-    low = np.maximum(boxes[:, :2], space_box[:2])
-    high = np.minimum(boxes[:, 2:], space_box[2:])
-    share = ((low + high) / 2 - space_box[:2]) / np.maximum(space_box[2:] - space_box[:2], 1e-300)
+    low, high = boxes[:, :2], boxes[:, 2:]
+    extent = np.maximum(space_box[2:] - space_box[:2], 1e-300)
+    share = ((low + high) / 2 - space_box[:2]) / extent
+    size_class = np.frexp(((high - low) / extent).max(axis=1))[1]
     x, y = (np.clip(np.nan_to_num(share) * 1024, 0, 1023)).astype(np.int64).T
     z_order = _spread(x) | (_spread(y) << 1)
     words = ((first.astype(np.int64) + 1) << 32) | (second.astype(np.int64) + 1)
-    return np.lexsort((z_order, words))
+    return np.lexsort((z_order, -size_class, words))
 
 
 def _spread(values: Any) -> Any:
@@ -152,8 +160,13 @@ def _spread(values: Any) -> Any:
     return values
 
 
-def _layout(first: Any, second: Any, frequencies: Any, n_messages: int, boxes: Any, space_box: Any) -> dict[str, Any]:
-    """Return the arrays of groups, runs and tiles for sorted postings, each split where it pays."""
+def _layout(
+    first: Any, second: Any, statistics: Statistics, boxes: Any, space_box: Any
+) -> tuple[dict[str, Any], float]:
+    """Return the arrays of groups, runs and tiles for sorted postings, each split where it pays.
+
+    And the number of postings that a message should read, if its words came independently of each other.
+    """
     n_postings = first.size
     group_starts = np.flatnonzero(np.diff(first, prepend=-2))
     group_ends = np.append(group_starts, n_postings)[1:]
@@ -162,45 +175,64 @@ def _layout(first: Any, second: Any, frequencies: Any, n_messages: int, boxes: A
     run_words = second[run_starts]
     group_of_run = np.searchsorted(group_starts, run_starts, side="right") - 1
     # Of a split group a message reads the runs whose word it has; of a leaf all postings.
-    share = np.where(run_words == NO_WORD, 1.0, frequencies[np.maximum(run_words, 0)] / n_messages)
-    read = np.bincount(group_of_run, run_sizes * np.minimum(share, 1.0), minlength=group_starts.size)
+    share = np.where(run_words == first[run_starts], 1.0, statistics.shares(run_words))
+    read = np.bincount(group_of_run, run_sizes * share, minlength=group_starts.size)
     n_runs = np.bincount(group_of_run, minlength=group_starts.size)
     split_cost = LOOKUP_COST * np.log2(n_runs + 1) + POSTING_COST * read
     is_split = split_cost < POSTING_COST * (group_ends - group_starts)
     # A large run is split by space even if its group holds nothing else.
-    is_tiled = _is_tiled(run_starts, run_sizes, boxes, space_box)
+    n_hits = _expected_hits(run_starts, boxes, space_box)
+    tile_cost = LOOKUP_COST + WORD_COST * run_sizes / 64 + CANDIDATE_COST * n_hits
+    is_tiled = tile_cost < POSTING_COST * run_sizes
     is_split |= np.bincount(group_of_run, is_tiled, minlength=group_starts.size) > 0
     is_kept = is_split[group_of_run]
     run_of_group = np.concatenate([[0], np.cumsum(np.bincount(group_of_run[is_kept], minlength=group_starts.size))])
-    offsets = np.stack([group_starts, group_ends], 1)
-    offsets[is_split] = np.stack([run_of_group[:-1], run_of_group[1:]], 1)[is_split]
+    groups = np.zeros(1 << max(4, int(3 * group_starts.size).bit_length()), GROUP)
+    group_table(
+        first[group_starts],
+        np.where(is_split, KEYWORD_NODE, LEAF_NODE),
+        np.where(is_split, run_of_group[:-1], group_starts),
+        np.where(is_split, run_of_group[1:], group_ends),
+        groups,
+    )
     tiled = np.flatnonzero(is_tiled[is_kept])
-    kept_starts, kept_sizes = run_starts[is_kept], run_sizes[is_kept]
-    n_words = (kept_sizes[tiled] + 63) // 64 * 2 * N_SLABS
-    run_tiles = np.full(kept_starts.size, -1, np.int32)
-    run_tiles[tiled] = np.arange(tiled.size)
-    table_size = 1 << max(4, int(3 * group_starts.size).bit_length())
-    table_tokens, table_groups = token_table(first[group_starts], table_size)
-    return {
-        "table_tokens": table_tokens,
-        "table_groups": table_groups,
-        "group_kinds": np.where(is_split, KEYWORD_NODE, LEAF_NODE).astype(np.int8),
-        "group_spans": offsets,
-        "run_words": run_words[is_kept],
-        "run_spans": np.stack([kept_starts, kept_starts + kept_sizes], 1),
-        "run_tiles": run_tiles,
-        "tile_boxes": np.zeros((tiled.size, 4)),
-        "tile_offsets": np.concatenate([[0], np.cumsum(n_words)]).astype(np.int64),
-        "bits": np.zeros(int(n_words.sum()), np.uint64),
-    }
+    runs = np.zeros(int(is_kept.sum()), RUN)
+    runs["word"], runs["start"], runs["tile"] = run_words[is_kept], run_starts[is_kept], -1
+    runs["stop"] = runs["start"] + run_sizes[is_kept]
+    runs["tile"][tiled] = np.arange(tiled.size)
+    n_words = words_of(run_sizes[is_kept][tiled])
+    tile_ends = np.cumsum(2 * N_SLABS * (words_of(n_words) + n_words))
+    tiles = np.zeros(tiled.size, TILE)
+    tiles["bits"][1:] = tile_ends[:-1]
+    bits = np.zeros(tile_ends[-1] if tiled.size else 0, np.uint64)
+    read = np.bincount(group_of_run, np.where(is_tiled, n_hits, run_sizes) * share, minlength=group_starts.size)
+    read = np.where(is_split, read, group_ends - group_starts)
+    expected_read = float((read * statistics.shares(first[group_starts])).sum())
+    return {"groups": groups, "runs": runs, "tiles": tiles, "bits": bits}, expected_read
 
 
-def _is_tiled(run_starts: Any, run_sizes: Any, boxes: Any, space_box: Any) -> Any:
-    """Whether reading the bits of a run, and the candidates they leave, costs less than reading all its postings."""
-    low = np.maximum(boxes[:, :2], space_box[:2])
-    high = np.minimum(boxes[:, 2:], space_box[2:])
+def _expected_hits(run_starts: Any, boxes: Any, space_box: Any) -> Any:
+    """Return how many postings of each run a point hits, but for the width of a slab, if it may be anywhere."""
     extent = np.maximum(space_box[2:] - space_box[:2], 1e-300)
-    share = np.clip((high - low) / extent + 1 / N_SLABS, 0, 1).prod(axis=1)
-    hit_share = np.add.reduceat(share, run_starts) if run_starts.size else np.zeros(0)
-    tile_cost = LOOKUP_COST + WORD_COST * run_sizes / 64 + CANDIDATE_COST * hit_share
-    return tile_cost < POSTING_COST * run_sizes
+    share = np.clip((boxes[:, 2:] - boxes[:, :2]) / extent + 1 / N_SLABS, 0, 1).prod(axis=1)
+    return np.add.reduceat(share, run_starts) if run_starts.size else np.zeros(0)
+
+
+def described(segments: Sequence[Segment], n_slots: int) -> Iterator[str]:
+    """Yield the shape of segments in words and numbers."""
+    kinds = np.concatenate([np.zeros(0, np.int32), *(segment.groups["kind"] for segment in segments)])
+    n_split = int((kinds == KEYWORD_NODE).sum())
+    n_leaves = int((kinds == LEAF_NODE).sum())
+    n_runs = sum(segment.runs.size for segment in segments)
+    n_tiles = sum(segment.tiles.size for segment in segments)
+    n_postings = sum(segment.postings.size for segment in segments)
+    n_in_runs = sum(int((segment.runs["stop"] - segment.runs["start"]).sum()) for segment in segments)
+    n_in_tiles = 0
+    for segment in segments:
+        tiled = segment.runs[segment.runs["tile"] >= 0]
+        n_in_tiles += int((tiled["stop"] - tiled["start"]).sum())
+    depth = (n_postings + n_in_runs + n_in_tiles) / max(n_postings, 1)
+    n_bytes = sum(array.nbytes for segment in segments for array in segment)
+    yield f"{n_split + n_leaves:,} first words: {n_leaves:,} leaves, {n_split:,} split by a second word"
+    yield f"{n_runs:,} pairs of words, {n_tiles:,} of them split by space; a posting lies {depth:.2f} levels deep"
+    yield f"{n_postings / max(n_slots, 1):.2f} postings and {n_bytes / max(n_slots, 1):.1f} bytes a subscription"

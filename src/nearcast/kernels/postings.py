@@ -1,8 +1,8 @@
 """Breaking subscriptions into postings, and laying out the bits of a run that is split by space.
 
 s, slots         SubscriptionColumns, and the slots that are wanted
-box_offsets      int64 (n_slots, 2): from which to which box of the cover
-is_tight         bool, by slot: whether the cover is the region itself
+box_offsets      int64 (n, 2), one row for each of `slots`: from which to which box of the cover
+is_tight         bool, likewise: whether the cover is the region itself
 frequencies      by token id: in how many messages it occurs
 segment          the named tuple of index/segment.py, in whose terms this file speaks
 """
@@ -20,24 +20,38 @@ from nearcast.scoring.spatial import blend
 
 STAR = -1
 NO_WORD = -1
-LEAF_NODE, KEYWORD_NODE = 0, 1
+EMPTY, LEAF_NODE, KEYWORD_NODE = 0, 1, 2
 N_SLABS = 64
-# What is left to ask when the box and both words of a posting are hit: the exact test, or the rest of the clause.
+# Boxes are rounded outward to a grid of so many steps across the space.
+GRID = 1 << 16
+# What is left to ask when the box and all words of a posting are hit: the exact test, or the words of other clauses.
 IS_OPEN, HAS_MORE_TO_CHECK = 1, 2
 
-# All that is read of a posting, half a cache line: its box rounded outward, its subscription, its second word.
+# What is read of every posting, four to a cache line: its box, its second word, and its subscription; the slot is
+# turned over (~slot) if there is more to ask.
 POSTING = np.dtype(
-    [(side, np.float32) for side in ("west", "south", "east", "north")]
-    + [("slot", np.int32), ("word", np.int32), ("clause", np.uint8), ("flags", np.uint8), ("unused", np.uint8, 6)]
+    [(side, np.uint16) for side in ("west", "south", "east", "north")] + [("word", np.int32), ("slot", np.int32)]
 )
+# What more there is to ask: the other words of the clause, kept in order of the postings, since looking them up by
+# slot would miss the cache; the place of the clause in its subscription; and flags.
+DETAIL = np.dtype(
+    [("other_words", np.uint32), *((name, np.uint8) for name in ("n_other_words", "clause", "flags", "unused"))]
+)
+# The postings with one first word: from which to which posting for a leaf, from which to which run if split by word.
+GROUP = np.dtype([("token", np.int32), ("kind", np.int32), ("start", np.int32), ("stop", np.int32)])
+# The postings of a group with one second word, ascending within a group, NO_WORD first; and their tile, -1 for none.
+RUN = np.dtype([("word", np.int32), ("start", np.int32), ("stop", np.int32), ("tile", np.int32)])
+# A run that is split by space: the box around it, within the space, and where its bits start.
+TILE = np.dtype([(side, np.float64) for side in ("west", "south", "east", "north")] + [("bits", np.int64)])
 
 
 @kernel
 def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: Any) -> Any:
     """Return the postings of subscriptions: both words, the place of the box, slot, clause and flags."""
     n_postings = 0
-    for slot in slots:
-        n_boxes = box_offsets[slot, 1] - box_offsets[slot, 0]
+    for i in range(slots.size):
+        slot = slots[i]
+        n_boxes = box_offsets[i, 1] - box_offsets[i, 0]
         n_clauses = s.clause_offsets[slot + 1] - s.clause_offsets[slot]
         n_postings += n_boxes * n_clauses + (s.token_offsets[slot + 1] - s.token_offsets[slot])
     first = np.empty(n_postings, np.int32)
@@ -47,7 +61,8 @@ def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: A
     clauses = np.zeros(n_postings, np.uint8)
     flags = np.empty(n_postings, np.uint8)
     end = 0
-    for slot in slots:
+    for i in range(slots.size):
+        slot = slots[i]
         if s.kinds[slot] != BOOLEAN:
             n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
             # The same arithmetic as the score itself, with no word shared at the same point.
@@ -57,10 +72,11 @@ def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: A
             ):
                 n_words = 1
                 first[end] = STAR
+                second[end] = NO_WORD
             else:
                 first[end : end + n_words] = s.token_ids[s.token_offsets[slot] : s.token_offsets[slot + 1]]
-            second[end : end + n_words] = NO_WORD
-            places[end : end + n_words] = box_offsets[slot, 0]
+                second[end : end + n_words] = first[end : end + n_words]
+            places[end : end + n_words] = box_offsets[i, 0]
             posting_slots[end : end + n_words] = slot
             flags[end : end + n_words] = IS_OPEN | HAS_MORE_TO_CHECK
             end += n_words
@@ -70,10 +86,10 @@ def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: A
         for clause in range(first_clause, first_clause + n_clauses):
             words = s.required_ids[s.required_offsets[clause] : s.required_offsets[clause + 1]]
             rarest, next_rarest = two_rarest(words, frequencies)
-            flag = 0 if is_tight[slot] else IS_OPEN
-            if words.size > 2 or n_clauses > 1 or s.forbidden_offsets[clause + 1] > s.forbidden_offsets[clause]:
+            flag = 0 if is_tight[i] else IS_OPEN
+            if n_clauses > 1 or s.forbidden_offsets[clause + 1] > s.forbidden_offsets[clause]:
                 flag |= HAS_MORE_TO_CHECK
-            for place in range(box_offsets[slot, 0], box_offsets[slot, 1]):
+            for place in range(box_offsets[i, 0], box_offsets[i, 1]):
                 first[end] = rarest
                 second[end] = next_rarest
                 places[end] = place
@@ -99,39 +115,89 @@ def two_rarest(words: Any, frequencies: Any) -> Any:
 
 
 @kernel
-def slab_of(value: float, low: float, high: float) -> int:
+def slab_of(value: float, low: float, high: float, n_slabs: int) -> int:
     """Return the slab of a coordinate; it never falls as the coordinate grows, so no border can be missed."""
     if high <= low:
         return 0
-    return max(0, min(N_SLABS - 1, int((value - low) / (high - low) * N_SLABS)))
+    return max(0, min(n_slabs - 1, int((value - low) / (high - low) * n_slabs)))
 
 
 @kernel
-def set_bits(segment: Any, boxes: Any, space_box: Any) -> None:
+def filled(s: Any, first: Any, second: Any, boxes: Any, slots: Any, clauses: Any, flags: Any, space_box: Any) -> Any:
+    """Return sorted postings as POSTING and DETAIL, and their other words; `boxes` lie within the space."""
+    n_words = 0
+    for i in range(slots.size):
+        if s.kinds[slots[i]] == BOOLEAN:
+            clause = s.clause_offsets[slots[i]] + clauses[i]
+            n_words += max(0, s.required_offsets[clause + 1] - s.required_offsets[clause] - 2)
+    postings = np.empty(slots.size, POSTING)
+    details = np.empty(slots.size, DETAIL)
+    words = np.empty(n_words, np.int32)
+    end = 0
+    for i in range(slots.size):
+        posting = postings[i]
+        posting["west"] = slab_of(boxes[i, 0], space_box[0], space_box[2], GRID)
+        posting["south"] = slab_of(boxes[i, 1], space_box[1], space_box[3], GRID)
+        posting["east"] = slab_of(boxes[i, 2], space_box[0], space_box[2], GRID)
+        posting["north"] = slab_of(boxes[i, 3], space_box[1], space_box[3], GRID)
+        posting["word"] = second[i]
+        slot = slots[i]
+        detail = details[i]
+        detail["other_words"] = end
+        detail["clause"] = clauses[i]
+        detail["flags"] = flags[i]
+        detail["unused"] = 0
+        n_others = 0
+        if s.kinds[slot] == BOOLEAN:
+            clause = s.clause_offsets[slot] + clauses[i]
+            for j in range(s.required_offsets[clause], s.required_offsets[clause + 1]):
+                word = s.required_ids[j]
+                if word != first[i] and word != second[i]:
+                    words[end + n_others] = word
+                    n_others += 1
+        detail["n_other_words"] = n_others
+        end += n_others
+        posting["slot"] = ~slot if n_others > 0 or flags[i] != 0 else slot
+    return postings, details, words
+
+
+@kernel
+def words_of(n_bits: Any) -> Any:
+    """Return how many words of 64 bits hold so many bits."""
+    return (n_bits + 63) >> 6
+
+
+@kernel
+def set_bits(segment: Any, boxes: Any) -> None:
     """Fill the boxes and bits of all runs that are split by space; `boxes` are those of the postings."""
-    for run in range(segment.run_tiles.size):
-        tile = segment.run_tiles[run]
-        if tile < 0:
+    for run in segment.runs:
+        if run["tile"] < 0:
             continue
-        start = segment.run_spans[run, 0]
-        stop = segment.run_spans[run, 1]
-        n_words = (stop - start + 63) // 64
-        box = segment.tile_boxes[tile]
+        tile = segment.tiles[run["tile"]]
+        start = np.int64(run["start"])
+        stop = np.int64(run["stop"])
+        n_words = words_of(stop - start)
+        n_sums = words_of(n_words)
         for axis in range(2):
-            low = np.inf
-            high = -np.inf
+            low = boxes[start:stop, axis].min()
+            high = boxes[start:stop, axis + 2].max()
+            if axis == 0:
+                tile["west"] = low
+                tile["east"] = high
+            else:
+                tile["south"] = low
+                tile["north"] = high
+            base = tile["bits"] + axis * N_SLABS * (n_sums + n_words)
             for i in range(start, stop):
-                low = min(low, max(float(boxes[i, axis]), space_box[axis]))
-                high = max(high, min(float(boxes[i, axis + 2]), space_box[axis + 2]))
-            box[axis] = low
-            box[axis + 2] = high
-            base = segment.tile_offsets[tile] + axis * N_SLABS * n_words
-            for i in range(start, stop):
-                least = max(float(boxes[i, axis]), low)
-                most = min(float(boxes[i, axis + 2]), high)
+                first_slab = slab_of(boxes[i, axis], low, high, N_SLABS)
+                last_slab = slab_of(boxes[i, axis + 2], low, high, N_SLABS)
+                word = (i - start) >> 6
                 bit = np.uint64(1) << np.uint64((i - start) & 63)
-                for slab in range(slab_of(least, low, high), slab_of(most, low, high) + 1):
-                    segment.bits[base + slab * n_words + ((i - start) >> 6)] |= bit
+                sum_bit = np.uint64(1) << np.uint64(word & 63)
+                for slab in range(first_slab, last_slab + 1):
+                    row = base + slab * (n_sums + n_words)
+                    segment.bits[row + (word >> 6)] |= sum_bit
+                    segment.bits[row + n_sums + word] |= bit
 
 
 @kernel
@@ -141,14 +207,15 @@ def table_place(token: int, mask: int) -> Any:
 
 
 @kernel
-def token_table(tokens: Any, size: int) -> Any:
-    """Return an open-addressing table of `size` places, a power of two: tokens, and their places in `tokens`."""
-    table_tokens = np.zeros(size, np.int32)
-    table_groups = np.full(size, -1, np.int32)
+def group_table(tokens: Any, kinds: Any, starts: Any, stops: Any, table: Any) -> None:
+    """Fill an open-addressing table of GROUP; its size is a power of two."""
+    for i in range(table.size):
+        table[i]["kind"] = EMPTY
     for group in range(tokens.size):
-        place = table_place(tokens[group], size - 1)
-        while table_groups[place] >= 0:
-            place = (place + 1) & (size - 1)
-        table_tokens[place] = tokens[group]
-        table_groups[place] = group
-    return table_tokens, table_groups
+        place = table_place(tokens[group], table.size - 1)
+        while table[place]["kind"] != EMPTY:
+            place = (place + 1) & (table.size - 1)
+        table[place]["token"] = tokens[group]
+        table[place]["kind"] = kinds[group]
+        table[place]["start"] = starts[group]
+        table[place]["stop"] = stops[group]

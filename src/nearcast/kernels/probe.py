@@ -2,11 +2,11 @@
 
 segment         the named tuple of index/segment.py, in whose terms this file speaks
 subscriptions   SubscriptionColumns, by slot; is_alive: bool, by slot, not looked at unless has_dead
-stamps          int64, by token id: the number of the last message that had it, so that a word is looked up in one step
-first_stamp     the number of row 0 of the messages
+has_word        bool, by token id: whether the message at hand has it, all False before and after; and one more item,
+                always True, so that NO_WORD needs no question of its own
+found           int64, a buffer that grows: each candidate is one number, `row << 32 | slot << 1 | is_open`
 
-Each candidate is one number, `row << 32 | slot << 1 | is_open`: sorted, they are in order of rows, then of slots.
-No pair occurs twice.
+Candidates are in order of rows, then of slots. No pair occurs twice.
 """
 
 from __future__ import annotations
@@ -15,90 +15,80 @@ from typing import Any
 
 import numpy as np
 
-from nearcast.jit import kernel
-from nearcast.kernels.postings import HAS_MORE_TO_CHECK, IS_OPEN, KEYWORD_NODE, N_SLABS, STAR, slab_of, table_place
+from nearcast.jit import kernel, lowest_bit, prefetch
+from nearcast.kernels.postings import (
+    EMPTY,
+    GRID,
+    HAS_MORE_TO_CHECK,
+    IS_OPEN,
+    KEYWORD_NODE,
+    N_SLABS,
+    NO_WORD,
+    STAR,
+    slab_of,
+    table_place,
+    words_of,
+)
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.text.scan import grown
 
-MIN_RADIX_SORT = 512
-DIGIT_BITS = 11
+# Candidates are sorted in blocks of about this many, which stay in the cache, and of so many rows at most.
+BLOCK_SIZE = 1 << 13
+DIGIT_BITS = 12
+MAX_BLOCK_ROWS = 1 << DIGIT_BITS
+MAX_INSERTION_SORT = 64
+# So few runs are looked at one by one.
+MAX_STEPS = 16
 
 
 @kernel
-def lowest_bit(word: Any) -> int:
-    """Return the number of the lowest bit that is set in a word that has one."""
-    place = 0
-    if word & np.uint64(0xFFFFFFFF) == 0:
-        place += 32
-        word >>= np.uint64(32)
-    if word & np.uint64(0xFFFF) == 0:
-        place += 16
-        word >>= np.uint64(16)
-    if word & np.uint64(0xFF) == 0:
-        place += 8
-        word >>= np.uint64(8)
-    if word & np.uint64(0xF) == 0:
-        place += 4
-        word >>= np.uint64(4)
-    if word & np.uint64(0x3) == 0:
-        place += 2
-        word >>= np.uint64(2)
-    if word & np.uint64(0x1) == 0:
-        place += 1
+def is_clause_true(s: Any, clause: int, has_word: Any) -> bool:
+    """Whether the message has every required word of a clause and no forbidden one."""
+    for i in range(s.required_offsets[clause], s.required_offsets[clause + 1]):
+        if not has_word[s.required_ids[i]]:
+            return False
+    for i in range(s.forbidden_offsets[clause], s.forbidden_offsets[clause + 1]):
+        if has_word[s.forbidden_ids[i]]:
+            return False
+    return True
+
+
+@kernel
+def is_proposed_here(s: Any, slot: Any, n_earlier: int, word: int, has_word: Any) -> bool:
+    """Whether a posting may propose its subscription: the words allow it, and no other posting does so before it."""
+    if s.kinds[slot] == BOOLEAN:
+        clause = s.clause_offsets[slot] + n_earlier
+        if not is_clause_true(s, clause, has_word):
+            return False
+        for earlier in range(s.clause_offsets[slot], clause):
+            if is_clause_true(s, earlier, has_word):
+                return False
+        return True
+    if word != NO_WORD:
+        for i in range(s.token_offsets[slot], s.token_offsets[slot + 1]):
+            if s.token_ids[i] == word:
+                return True
+            if has_word[s.token_ids[i]]:
+                return False
+    return True
+
+
+@kernel
+def group_of(groups: Any, token: int) -> int:
+    """Return the place of the group of postings that start with a token, or one that is EMPTY."""
+    mask = groups.size - 1
+    place = table_place(token, mask)
+    while groups[place]["kind"] != EMPTY and groups[place]["token"] != token:
+        place = (place + 1) & mask
     return place
 
 
 @kernel
-def is_clause_true(s: Any, clause: int, stamps: Any, stamp: int) -> bool:
-    """Whether the message has every required word of a clause and no forbidden one."""
-    for i in range(s.required_offsets[clause], s.required_offsets[clause + 1]):
-        if stamps[s.required_ids[i]] != stamp:
-            return False
-    for i in range(s.forbidden_offsets[clause], s.forbidden_offsets[clause + 1]):
-        if stamps[s.forbidden_ids[i]] == stamp:
-            return False
-    return True
-
-
-@kernel
-def is_proposed_here(segment: Any, s: Any, posting: int, token: int, stamps: Any, stamp: int) -> bool:
-    """Whether a posting may propose its subscription: the words allow it, and no other posting does so before it."""
-    slot = segment.postings[posting]["slot"]
-    if s.kinds[slot] == BOOLEAN:
-        clause = s.clause_offsets[slot] + segment.postings[posting]["clause"]
-        if not is_clause_true(s, clause, stamps, stamp):
-            return False
-        for earlier in range(s.clause_offsets[slot], clause):
-            if is_clause_true(s, earlier, stamps, stamp):
-                return False
-        return True
-    if token != STAR:
-        for i in range(s.token_offsets[slot], s.token_offsets[slot + 1]):
-            if s.token_ids[i] == token:
-                return True
-            if stamps[s.token_ids[i]] == stamp:
-                return False
-    return True
-
-
-@kernel
-def group_of(table_tokens: Any, table_groups: Any, token: int) -> int:
-    """Return the group of postings that start with a token, -1 if there is none."""
-    mask = table_tokens.size - 1
-    place = table_place(token, mask)
-    while table_groups[place] >= 0:
-        if table_tokens[place] == token:
-            return table_groups[place]
-        place = (place + 1) & mask
-    return -1
-
-
-@kernel
-def run_of_word(run_words: Any, start: int, stop: int, word: int) -> int:
+def run_of_word(runs: Any, start: Any, stop: Any, word: int) -> Any:
     """Return the run of a word among the runs of a group, or the first one behind it."""
     while start < stop:
         middle = (start + stop) >> 1
-        if run_words[middle] < word:
+        if runs[middle]["word"] < word:
             start = middle + 1
         else:
             stop = middle
@@ -106,168 +96,222 @@ def run_of_word(run_words: Any, start: int, stop: int, word: int) -> int:
 
 
 @kernel
-def hits_in_tile(segment: Any, run: int, x: float, y: float, hits: Any) -> Any:
-    """Return the postings of a run that is split by space whose slabs hold a point, in a buffer that may grow."""
-    tile = segment.run_tiles[run]
-    box = segment.tile_boxes[tile]
-    if x < box[0] or x > box[2] or y < box[1] or y > box[3]:
-        return 0, hits
-    start = segment.run_spans[run, 0]
-    n_words = (segment.run_spans[run, 1] - start + 63) // 64
-    base = segment.tile_offsets[tile]
-    x_bits = base + slab_of(x, box[0], box[2]) * n_words
-    y_bits = base + (N_SLABS + slab_of(y, box[1], box[3])) * n_words
+def hits_in_tile(tile: Any, bits: Any, n_words: int, x: float, y: float, hits: Any) -> int:
+    """Fill `hits` with the postings of a run that is split by space whose slabs hold a point; return their number."""
+    if x < tile["west"] or x > tile["east"] or y < tile["south"] or y > tile["north"]:
+        return 0
+    n_sums = words_of(n_words)
+    x_bits = tile["bits"] + slab_of(x, tile["west"], tile["east"], N_SLABS) * (n_sums + n_words)
+    y_bits = tile["bits"] + (N_SLABS + slab_of(y, tile["south"], tile["north"], N_SLABS)) * (n_sums + n_words)
     n_hits = 0
-    if hits.size < 64 * n_words:
-        hits = np.empty(64 * n_words, np.int64)
+    for i in range(n_sums):
+        sums = bits[x_bits + i] & bits[y_bits + i]
+        while sums != 0:
+            place = 64 * i + lowest_bit(sums)
+            sums &= sums - np.uint64(1)
+            word = bits[x_bits + n_sums + place] & bits[y_bits + n_sums + place]
+            while word != 0:
+                hits[n_hits] = 64 * place + lowest_bit(word)
+                n_hits += 1
+                word &= word - np.uint64(1)
+    return n_hits
+
+
+@kernel
+def hits_of_message(segment: Any, tokens: Any, x: float, y: float, has_word: Any, hits: Any) -> Any:
+    """Return the postings to read for a message: their number, and the buffer `hits`, maybe grown.
+
+    Each is asked for ahead of its time: most of what a probe costs is waiting for memory.
+    """
+    # Local names: reading a field of a named tuple costs a reference count each time.
+    groups = segment.groups
+    runs = segment.runs
+    tiles = segment.tiles
     bits = segment.bits
-    for i in range(n_words):
-        word = bits[x_bits + i] & bits[y_bits + i]
-        while word != 0:
-            hits[n_hits] = start + 64 * i + lowest_bit(word)
-            n_hits += 1
-            word &= word - np.uint64(1)
+    postings = segment.postings
+    n_hits = 0
+    for i in range(-1, tokens.size):
+        group = groups[group_of(groups, STAR if i < 0 else tokens[i])]
+        if group["kind"] == EMPTY:
+            continue
+        run = np.int64(group["start"])
+        stop = np.int64(group["stop"])
+        is_split = group["kind"] == KEYWORD_NODE
+        next_word = 0
+        while run < stop:
+            tile = -1
+            if is_split:
+                # Go on to the next run whose word the message has.
+                word = runs[run]["word"]
+                if not has_word[word]:
+                    if stop - run < MAX_STEPS:
+                        run += 1
+                        continue
+                    while next_word < tokens.size and tokens[next_word] < word:
+                        next_word += 1
+                    if next_word == tokens.size:
+                        break
+                    run = run_of_word(runs, run, stop, tokens[next_word])
+                    continue
+                from_posting = np.int64(runs[run]["start"])
+                to_posting = np.int64(runs[run]["stop"])
+                tile = runs[run]["tile"]
+                run += 1
+            else:
+                from_posting = run
+                to_posting = stop
+                run = stop
+            if n_hits + to_posting - from_posting + 64 > hits.size:
+                room = np.empty(2 * (n_hits + to_posting - from_posting + 64), np.int64)
+                room[:n_hits] = hits[:n_hits]
+                hits = room
+            if tile < 0:
+                for posting in range(from_posting, to_posting):
+                    prefetch(postings, posting)
+                    hits[n_hits] = posting
+                    n_hits += 1
+            else:
+                n_words = words_of(to_posting - from_posting)
+                n_new = hits_in_tile(tiles[tile], bits, n_words, x, y, hits[n_hits:])
+                for j in range(n_hits, n_hits + n_new):
+                    hits[j] += from_posting
+                    prefetch(postings, hits[j])
+                n_hits += n_new
     return n_hits, hits
 
 
 @kernel
-def probe(
-    segment: Any, s: Any, messages: Any, is_alive: Any, has_dead: bool, stamps: Any, first_stamp: int, found: Any
-) -> Any:
-    """Return how many candidates there are, the buffer `found` that holds them, maybe grown, and the postings read."""
-    m = messages
-    # Local names: reading a field of a named tuple costs a reference count each time.
-    group_spans = segment.group_spans
-    group_kinds = segment.group_kinds
-    run_words = segment.run_words
-    run_spans = segment.run_spans
-    run_tiles = segment.run_tiles
+def mark(has_word: Any, tokens: Any, is_there: bool) -> None:
+    """Note the words of a message, or forget them."""
+    for token in tokens:
+        has_word[token] = is_there
+
+
+@kernel
+def count_words(token_offsets: Any, token_ids: Any, counts: Any) -> None:
+    """Add to `counts`, by token id, how many messages have each word."""
+    for i in range(token_offsets[0], token_offsets[-1]):
+        counts[token_ids[i]] += 1
+
+
+@kernel
+def probe(segment: Any, s: Any, messages: Any, is_alive: Any, has_dead: bool, has_word: Any, found: Any) -> Any:
+    """Return the candidates of the messages: their number, the buffer with them, how many postings were read."""
     postings = segment.postings
-    table_tokens = segment.table_tokens
-    table_groups = segment.table_groups
-    token_offsets = m.token_offsets
-    token_ids = m.token_ids
-    hits = np.empty(64, np.int64)
+    details = segment.details
+    other_words = segment.other_words
+    space_box = segment.space_box
+    token_offsets = messages.token_offsets
+    token_ids = messages.token_ids
+    hits = np.empty(1024, np.int64)
+    spare = np.empty(BLOCK_SIZE, np.int64)
     n_found = 0
+    n_sorted = 0
     n_read = 0
-    for row in range(m.x.size):
-        stamp = first_stamp + row
-        first_token = token_offsets[row]
-        last_token = token_offsets[row + 1]
-        for i in range(first_token, last_token):
-            stamps[token_ids[i]] = stamp
-        x = m.x[row]
-        y = m.y[row]
-        # The nearest float32 numbers on both sides, for comparison with boxes that were rounded outward.
-        x_low, x_high = float32_around(x)
-        y_low, y_high = float32_around(y)
-        for i in range(first_token - 1, last_token):
-            token = STAR if i < first_token else token_ids[i]
-            group = group_of(table_tokens, table_groups, token)
-            if group < 0:
+    first_row = 0
+    n_rows = messages.x.size
+    for row in range(n_rows):
+        tokens = token_ids[token_offsets[row] : token_offsets[row + 1]]
+        x = messages.x[row]
+        y = messages.y[row]
+        mark(has_word, tokens, True)
+        n_hits, hits = hits_of_message(segment, tokens, x, y, has_word, hits)
+        n_read += n_hits
+        across = slab_of(x, space_box[0], space_box[2], GRID)
+        up = slab_of(y, space_box[1], space_box[3], GRID)
+        # Whether a box holds the point is a toss-up, so no branch hangs on it.
+        n_inside = 0
+        for i in range(n_hits):
+            hit = hits[i]
+            posting = postings[hit]
+            hits[n_inside] = hit
+            n_inside += (
+                (posting["west"] <= across)
+                & (posting["south"] <= up)
+                & (posting["east"] >= across)
+                & (posting["north"] >= up)
+                & has_word[posting["word"]]
+            )
+        for hit in hits[:n_inside]:
+            posting = postings[hit]
+            slot = np.int64(posting["slot"])
+            flags = 0
+            if slot < 0:
+                slot = ~slot
+                detail = details[hit]
+                flags = detail["flags"]
+                first_other = np.int64(detail["other_words"])
+                is_true = True
+                for place in range(first_other, first_other + detail["n_other_words"]):
+                    is_true = is_true and has_word[other_words[place]]
+                if flags & HAS_MORE_TO_CHECK and is_true:
+                    is_true = is_proposed_here(s, slot, detail["clause"], posting["word"], has_word)
+                if not is_true:
+                    continue
+            if has_dead and not is_alive[slot]:
                 continue
-            start = group_spans[group, 0]
-            stop = group_spans[group, 1]
-            is_split = group_kinds[group] == KEYWORD_NODE
-            run = start
-            next_word = first_token
-            while True:
-                # Choose the next postings to read: all of a leaf, or the next run whose word the message has.
-                n_hits = -1
-                if is_split:
-                    while run < stop and run_words[run] >= 0 and stamps[run_words[run]] != stamp:
-                        if stop - run < 16:
-                            run += 1
-                            continue
-                        while next_word < last_token and token_ids[next_word] < run_words[run]:
-                            next_word += 1
-                        if next_word == last_token:
-                            run = stop
-                        else:
-                            run = run_of_word(run_words, run, stop, token_ids[next_word])
-                    if run >= stop:
-                        break
-                    from_posting = run_spans[run, 0]
-                    to_posting = run_spans[run, 1]
-                    if run_tiles[run] >= 0:
-                        n_hits, hits = hits_in_tile(segment, run, x, y, hits)
-                        from_posting = 0
-                        to_posting = n_hits
-                    run += 1
-                else:
-                    from_posting = start
-                    to_posting = stop
-                n_read += to_posting - from_posting
-                for j in range(from_posting, to_posting):
-                    posting = j if n_hits < 0 else hits[j]
-                    west = postings[posting]["west"]
-                    south = postings[posting]["south"]
-                    east = postings[posting]["east"]
-                    north = postings[posting]["north"]
-                    if west > x_low or south > y_low or east < x_high or north < y_high:
-                        continue
-                    word = postings[posting]["word"]
-                    if not is_split and word >= 0 and stamps[word] != stamp:
-                        continue
-                    slot = postings[posting]["slot"]
-                    flags = postings[posting]["flags"]
-                    if has_dead and not is_alive[slot]:
-                        continue
-                    if flags & HAS_MORE_TO_CHECK and not is_proposed_here(segment, s, posting, token, stamps, stamp):
-                        continue
-                    if n_found == found.size:
-                        found = grown(found)
-                    # Strictly inside the rounded box is inside the region itself.
-                    is_inside = west < x_low and south < y_low and east > x_high and north > y_high
-                    is_open = 0 if is_inside and not flags & IS_OPEN else 1
-                    found[n_found] = (row << 32) | (np.int64(slot) << 1) | is_open
-                    n_found += 1
-                if not is_split:
-                    break
+            if n_found == found.size:
+                found = grown(found)
+            # Not on the border of the rounded box: inside the region itself.
+            is_sure = (
+                (posting["west"] < across)
+                & (posting["south"] < up)
+                & (posting["east"] > across)
+                & (posting["north"] > up)
+                & (flags & IS_OPEN == 0)
+            )
+            found[n_found] = (row << 32) | (slot << 1) | (1 - is_sure)
+            n_found += 1
+        mark(has_word, tokens, False)
+        if n_found - n_sorted >= BLOCK_SIZE or row + 1 - first_row == MAX_BLOCK_ROWS or row == n_rows - 1:
+            if spare.size < n_found - n_sorted:
+                spare = np.empty(2 * (n_found - n_sorted), np.int64)
+            sort_candidates(found[n_sorted:n_found], first_row, spare)
+            n_sorted = n_found
+            first_row = row + 1
     return n_found, found, n_read
 
 
 @kernel
-def float32_around(value: float) -> Any:
-    """Return the largest float32 that is not above a number and the smallest that is not below it."""
-    nearest = np.float32(value)
-    if nearest > value:
-        return np.nextafter(nearest, np.float32(-np.inf)), nearest
-    if nearest < value:
-        return nearest, np.nextafter(nearest, np.float32(np.inf))
-    return nearest, nearest
+def sort_candidates(found: Any, first_row: int, spare: Any) -> None:
+    """Put candidates of at most MAX_BLOCK_ROWS rows into order of rows, then of slots.
+
+    A radix sort, slots by two or three digits and then rows by one: several times as fast as comparing numbers.
+    """
+    n = found.size
+    if n <= MAX_INSERTION_SORT:
+        for i in range(1, n):
+            value = found[i]
+            j = i
+            while j > 0 and found[j - 1] > value:
+                found[j] = found[j - 1]
+                j -= 1
+            found[j] = value
+        return
+    greatest = 0
+    for value in found:
+        greatest = max(greatest, value & 0xFFFFFFFF)
+    target = spare[:n]
+    scatter(found, target, 0, 1)
+    scatter(target, found, 0, 1 + DIGIT_BITS)
+    if greatest >> (1 + 2 * DIGIT_BITS) == 0:
+        scatter(found, target, first_row << 32, 32)
+        found[:] = target
+    else:
+        scatter(found, target, 0, 1 + 2 * DIGIT_BITS)
+        scatter(target, found, first_row << 32, 32)
 
 
 @kernel
-def sorted_candidates(found: Any, n_rows: int, n_slots: int) -> Any:
-    """Return candidates in order of rows, then of slots: a radix sort, several times as fast as comparing them."""
-    if found.size < MIN_RADIX_SORT:
-        return np.sort(found)
-    source = found.copy()
-    target = np.empty_like(found)
-    shift = 1
-    while (n_slots - 1) >> (shift - 1) > 0:
-        scatter(source, target, shift, DIGIT_BITS)
-        source, target = target, source
-        shift += DIGIT_BITS
-    shift = 32
-    while (n_rows - 1) >> (shift - 32) > 0:
-        scatter(source, target, shift, DIGIT_BITS)
-        source, target = target, source
-        shift += DIGIT_BITS
-    return source
-
-
-@kernel
-def scatter(source: Any, target: Any, shift: int, n_bits: int) -> None:
-    """Copy numbers in order of some of their bits; those that are equal keep their order."""
-    mask = (1 << n_bits) - 1
-    starts = np.zeros(mask + 2, np.int64)
+def scatter(source: Any, target: Any, least: int, shift: int) -> None:
+    """Copy numbers in order of one digit of what they have above `least`; those that are equal keep their order."""
+    mask = (1 << DIGIT_BITS) - 1
+    starts = np.zeros(mask + 2, np.int32)
     for value in source:
-        starts[((value >> shift) & mask) + 1] += 1
+        starts[(((value - least) >> shift) & mask) + 1] += 1
     for i in range(mask):
         starts[i + 1] += starts[i]
     for value in source:
-        digit = (value >> shift) & mask
+        digit = ((value - least) >> shift) & mask
         target[starts[digit]] = value
         starts[digit] += 1

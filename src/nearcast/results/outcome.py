@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearcast.index.growable import objects
+from nearcast.index.growable import id_values
 from nearcast.index.matches import Matches
 from nearcast.model import Delivery, Id
 from nearcast.results.feeds import FeedChange
@@ -28,36 +28,37 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[
 
     `arrivals` and `ids` are those of the messages that `found` speaks of.
     """
-    entries = [change.entry for _, change in changes]
-    slots = np.concatenate([found.slots, np.array([slot for slot, _ in changes], np.int64)])
-    arrived = np.concatenate([arrivals[found.rows], np.array([entry.arrival for entry in entries], np.int64)])
-    message_ids = np.empty(slots.size, object)
-    message_ids[: found.rows.size] = objects(ids)[found.rows]
-    message_ids[found.rows.size :] = [entry.message for entry in entries]
-    unordered = Outcome(
-        slots,
-        message_ids,
-        np.concatenate([np.ones(found.rows.size, np.int8), np.array([c.change for _, c in changes], np.int8)]),
-        np.concatenate([found.scores, [entry.score for entry in entries]]),
-        np.concatenate([found.distances, [entry.distance for entry in entries]]),
-    )
+    rows, slots, scores, distances = found
+    arrived = arrivals[rows]
+    if changes:
+        entries = [change.entry for _, change in changes]
+        rows = np.concatenate([rows, len(ids) + np.arange(len(entries))])
+        ids = [*ids, *(entry.message for entry in entries)]
+        slots = np.concatenate([slots, np.array([slot for slot, _ in changes], np.int64)])
+        arrived = np.concatenate([arrived, np.array([entry.arrival for entry in entries], np.int64)])
+        scores = np.concatenate([scores, [entry.score for entry in entries]])
+        distances = np.concatenate([distances, [entry.distance for entry in entries]])
+    signs = np.ones(slots.size, np.int8)
+    signs[found.rows.size :] = [change.change for _, change in changes]
+    result = Outcome(slots, id_values(ids)[rows], signs, scores, distances)
     # Slots are in order of registration. A single segment gives its matches in this order already.
     keys = (arrived << 32) | slots
     if (keys[1:] > keys[:-1]).all():
-        return unordered
+        return result
     order = np.argsort(keys, kind="stable")
-    return Outcome(*(part[order] for part in unordered))
+    return Outcome(*(part[order] for part in result))
 
 
 def deliveries(outcome: Outcome, subscription_ids: Any) -> list[Delivery]:
     """Return an outcome as a list; `subscription_ids` are those of its slots."""
-    columns = (subscription_ids, *outcome[1:])
-    return [
-        Delivery(subscription, message, change, _known(score), _known(distance))
-        for subscription, message, change, score, distance in zip(*(c.tolist() for c in columns), strict=True)
-    ]
+    scores, distances = (_known(values) for values in (outcome.scores, outcome.distances))
+    columns = (subscription_ids.tolist(), outcome.message_ids.tolist(), outcome.changes.tolist(), scores, distances)
+    return list(map(Delivery._make, zip(*columns, strict=True)))
 
 
-def _known(value: float) -> float | None:
-    """Return a number, None for NaN."""
-    return value if value == value else None
+def _known(values: Any) -> list[float | None]:
+    """Return numbers as a list, None for NaN."""
+    is_unknown = np.isnan(values)
+    if is_unknown.all():
+        return [None] * values.size
+    return [None if value != value else value for value in values.tolist()]

@@ -1,4 +1,4 @@
-"""Boxes that surely hold a region: float32, rounded outward, for an index to test first.
+"""Boxes that surely hold a region, for an index to test first.
 
 A cover is one box, or two where the region meets the antimeridian. Every point that passes the exact test of
 `space/regions.py`, as computed, lies in a box of the cover.
@@ -18,20 +18,24 @@ from nearcast.space.regions import ANYWHERE, CIRCLE
 LARGEST_COVERED_RADIUS = 0.9 * HALF_CIRCUMFERENCE
 # Metres; the computed distance of points that are not nearly antipodal is right to far less than this.
 ROUNDING_MARGIN = 1e-6
+# Degrees; where a circle nearly holds a pole the arcsine is right to half of the digits only.
+REACH_MARGIN = 1e-6
+# Degrees; boxes of one cover that are so far apart stay so when an index rounds them to its grid.
+MIN_GAP = 0.1
 
 
 def cover(is_geographic: bool, shape: int, numbers: Any) -> Any:
-    """Return the boxes around a region, float32 (1 or 2, 4): min_x, min_y, max_x, max_y."""
+    """Return the boxes around a region, float64 (1 or 2, 4): min_x, min_y, max_x, max_y."""
     if shape == ANYWHERE:
-        return outward([(-np.inf, -np.inf, np.inf, np.inf)])
+        return np.array([(-np.inf, -np.inf, np.inf, np.inf)])
     if not is_geographic:
-        return outward([_planar_box(shape, numbers)])
+        return np.array([_planar_box(shape, numbers)])
     if shape == CIRCLE:
         return _circle_cover(*numbers[:3])
     min_x, min_y, max_x, max_y = numbers
     if min_y == -90 or max_y == 90:
-        return outward([(-180, min_y, 180, max_y)])
-    return _disjoint(outward([(west, min_y, east, max_y) for west, east in _spans(min_x, max_x)]))
+        return np.array([(-180, min_y, 180, max_y)])
+    return _disjoint(np.array([(west, min_y, east, max_y) for west, east in _spans(min_x, max_x)]))
 
 
 def _planar_box(shape: int, numbers: Any) -> tuple[float, ...]:
@@ -45,17 +49,17 @@ def _planar_box(shape: int, numbers: Any) -> tuple[float, ...]:
 
 def _circle_cover(x: float, y: float, radius: float) -> Any:
     if radius >= LARGEST_COVERED_RADIUS:
-        return outward([(-180, -90, 180, 90)])
+        return np.array([(-180, -90, 180, 90)])
     angle = (radius + ROUNDING_MARGIN) / EARTH_RADIUS
     min_y, max_y = y - math.degrees(angle), y + math.degrees(angle)
     if min_y <= -90 or max_y >= 90:
-        return outward([(-180, max(min_y, -90), 180, min(max_y, 90))])
-    reach = math.degrees(math.asin(min(1.0, math.sin(angle) / math.cos(math.radians(y))))) + 1e-9
+        return np.array([(-180, max(min_y, -90), 180, min(max_y, 90))])
+    reach = math.degrees(math.asin(min(1.0, math.sin(angle) / math.cos(math.radians(y))))) + REACH_MARGIN
     west, east = x - reach, x + reach
     if east - west >= 360:
-        return outward([(-180, min_y, 180, max_y)])
+        return np.array([(-180, min_y, 180, max_y)])
     spans = _spans(west + 360 if west < -180 else west, east - 360 if east > 180 else east)
-    return _disjoint(outward([(low, min_y, high, max_y) for low, high in spans]))
+    return _disjoint(np.array([(low, min_y, high, max_y) for low, high in spans]))
 
 
 def _spans(west: float, east: float) -> list[tuple[float, float]]:
@@ -70,20 +74,8 @@ def _spans(west: float, east: float) -> list[tuple[float, float]]:
 
 
 def _disjoint(boxes: Any) -> Any:
-    """Return two boxes on both sides of the antimeridian as one if rounding made them meet on the other side."""
-    if len(boxes) == 2 and boxes[1, 2] >= boxes[0, 0]:
+    """Return two boxes on both sides of the antimeridian as one if they come close to each other behind it."""
+    if len(boxes) == 2 and boxes[0, 0] - boxes[1, 2] < MIN_GAP:
         boxes = boxes[:1].copy()
         boxes[0, 0] = -180
     return boxes
-
-
-def outward(boxes: Any) -> Any:
-    """Return boxes as float32, rounded so that nothing is lost."""
-    exact = np.array(boxes, np.float64)
-    with np.errstate(over="ignore"):
-        rounded = exact.astype(np.float32)
-    infinity = np.float32(np.inf)
-    low, high = rounded[:, :2], rounded[:, 2:]
-    np.copyto(low, np.nextafter(low, -infinity), where=low > exact[:, :2])
-    np.copyto(high, np.nextafter(high, infinity), where=high < exact[:, 2:])
-    return rounded

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,17 @@ def token_rows_of_arrow(ids: Any, counts: Any) -> TokenRows:
     )
 
 
+def single_row(numbers: Iterable[int]) -> TokenRows:
+    """Return one row of tokens, given as they occur."""
+    counts = Counter(numbers)
+    ids = sorted(counts)
+    return TokenRows(
+        np.array([0, len(ids)], np.int64),
+        np.array(ids, np.int32),
+        np.array([counts[number] for number in ids], np.int32),
+    )
+
+
 def stacked_rows(parts: Sequence[TokenRows]) -> TokenRows:
     """Return the rows of all parts, one after the other."""
     sizes = np.concatenate([np.diff(part.token_offsets) for part in parts])
@@ -64,6 +76,7 @@ class TokenNumbers:
         self.number_of = {token: number for number, token in enumerate(self.tokens)}
         self._classes = scan.character_classes(analyzer.split == "words")
         self._numbers_of_chunk: dict[bytes, tuple[int, ...]] = {}
+        self._numbers_of_keyword: dict[str, tuple[int, ...]] = {}
 
     def admit(self, token: str) -> int:
         """Return the number of a token, a new one if it has none yet."""
@@ -79,12 +92,11 @@ class TokenNumbers:
         else:
             tokens = filter(None, map(self.analyzer.normalised, words))
         if is_admitted:
-            numbers = np.array([self.admit(token) for token in tokens], np.int32)
+            numbers = [self.admit(token) for token in tokens]
         else:
             new: dict[str, int] = {}
-            numbers = np.array([self._passing_number(token, new) for token in tokens], np.int32)
-        ids, counts = np.unique(numbers, return_counts=True)
-        return TokenRows(np.array([0, ids.size], np.int64), ids, counts.astype(np.int32))
+            numbers = [self._passing_number(token, new) for token in tokens]
+        return single_row(numbers)
 
     def _passing_number(self, token: str, new: dict[str, int]) -> int:
         known = self.number_of.get(token)
@@ -112,10 +124,14 @@ class TokenNumbers:
         encoded = lists.flatten().dictionary_encode()
         words = encoded.dictionary.to_pylist()
         numbers = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False).astype(np.int32)
-        rows: list[tuple[int, ...]] = []
-        for word in map(self.analyzer.normalised, words):
-            rows.append((self.admit(word),) if word else ())
-        rows.append(())  # a null among the keywords
+        remembered = self._numbers_of_keyword
+        if len(remembered) > MAX_REMEMBERED_CHUNKS:
+            remembered.clear()
+        for word in words:
+            if word not in remembered:
+                token = self.analyzer.normalised(word)
+                remembered[word] = (self.admit(token),) if token else ()
+        rows = [*map(remembered.__getitem__, words), ()]  # the last for a null among the keywords
         return TokenRows(*scan.counted_rows(_offsets(sizes), numbers, *_ragged(rows)))
 
     def _numbers_of_chunks(self, chunks: list[bytes]) -> list[tuple[int, ...]]:
