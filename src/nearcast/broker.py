@@ -545,6 +545,8 @@ class Broker:
         )
 
     def _listed(self, result: Outcome) -> list[Delivery]:
+        if not result.slots.size:
+            return []
         return deliveries(result, self._book.ids[result.slots])
 
 

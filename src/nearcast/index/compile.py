@@ -85,8 +85,8 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
     kinds = np.array([row.kind for row in rows], np.int8)
     if (kinds == TOPK).any():
         is_topk = np.repeat(kinds == TOPK, np.diff(token_offsets))
-        token_weights[is_topk] = unit_vectors(token_offsets, token_weights, token_counts)[is_topk]
-    return narrowed(
+        token_weights[is_topk] = unit_vectors(token_offsets.astype(np.int64), token_weights, token_counts)[is_topk]
+    return SubscriptionColumns(
         kinds=kinds,
         orders=np.arange(first_order, first_order + len(rows)),
         numbers=np.array([row.numbers for row in rows], np.float64).reshape(-1, 4),
@@ -96,7 +96,7 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
         token_offsets=token_offsets,
         token_ids=token_ids,
         token_weights=token_weights,
-        clause_offsets=np.array([0, *accumulate(len(row.clauses) for row in rows)], np.int64),
+        clause_offsets=np.array([0, *accumulate(len(row.clauses) for row in rows)], np.int32),
         required_offsets=required_offsets,
         required_ids=required_ids,
         forbidden_offsets=forbidden_offsets,
@@ -123,30 +123,22 @@ def compiled_boxes(
         return None
     empty = compiled([], vocabulary, 0)
     zeros = {name: np.zeros(n, array.dtype) for name, array in empty._asdict().items() if array.ndim == 1}
-    return narrowed(
+    return SubscriptionColumns(
         **zeros
         | {
             "orders": np.arange(first_order, first_order + n),
-            "token_offsets": np.zeros(n + 1, np.int64),
+            "token_offsets": np.zeros(n + 1, np.int32),
             "token_ids": empty.token_ids,
             "token_weights": empty.token_weights,
             "shapes": np.full(n, BOX, np.int8),
             "numbers": plain.boxes,
-            "clause_offsets": np.arange(n + 1),
-            "required_offsets": words.token_offsets,
+            "clause_offsets": np.arange(n + 1, dtype=np.int32),
+            "required_offsets": words.token_offsets.astype(np.int32),
             "required_ids": words.token_ids,
-            "forbidden_offsets": np.zeros(n + 1, np.int64),
+            "forbidden_offsets": np.zeros(n + 1, np.int32),
             "forbidden_ids": empty.forbidden_ids,
         }
     )
-
-
-def narrowed(**columns: Any) -> SubscriptionColumns:
-    """Return columns whose offsets are made narrow."""
-    for name, array in columns.items():
-        if name.endswith("_offsets"):
-            columns[name] = array.astype(np.int32)
-    return SubscriptionColumns(**columns)
 
 
 def taken(columns: SubscriptionColumns, slots: Any) -> SubscriptionColumns:

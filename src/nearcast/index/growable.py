@@ -81,8 +81,8 @@ def taken_rows(offsets: Any, rows: Any) -> tuple[Any, Any]:
 
 
 def ragged(rows: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return a list of sequences as offsets and flat values."""
-    offsets = np.array([0, *accumulate(map(len, rows))], np.int64)
+    """Return a list of sequences as narrow offsets and flat values."""
+    offsets = np.array([0, *accumulate(map(len, rows))], np.int32)
     return offsets, np.fromiter(chain.from_iterable(rows), dtype, int(offsets[-1]))
 
 

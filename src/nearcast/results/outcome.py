@@ -23,11 +23,16 @@ class Outcome(NamedTuple):
     distances: Any
 
 
+NOTHING = Outcome(np.zeros(0, np.int64), np.zeros(0, object), np.zeros(0, np.int8), np.zeros(0), np.zeros(0))
+
+
 def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[FeedChange]) -> Outcome:
     """Return matches and changes in one, ordered by arrival of the message, then by registration.
 
     `arrivals` and `ids` are those of the messages that `found` speaks of.
     """
+    if not changes and not found.rows.size:
+        return NOTHING
     rows, slots, scores, distances = found
     arrived = arrivals[rows]
     if changes:

@@ -255,6 +255,8 @@ class Vocabulary:
 
     def weights(self, token_ids: Any) -> Any:
         """Return the inverse document frequency of each id."""
+        if not token_ids.size:
+            return np.zeros(0)
         result = np.full(token_ids.size, self._weight(0))
         is_fitted = token_ids < self.n_fitted
         result[is_fitted] = self._idf[token_ids[is_fitted]]
