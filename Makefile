@@ -54,9 +54,9 @@ bench-boolean: .venv/dev.done  ## how fast boolean subscriptions are, and how mu
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-		--group build pyproject.toml -o requirements/run.txt
+		--group build --extra spark pyproject.toml -o requirements/run.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-		--group dev -c requirements/run.txt pyproject.toml -o requirements/dev.txt
+		--group dev --extra spark -c requirements/run.txt pyproject.toml -o requirements/dev.txt
 
 clean:  ## remove everything that was made
 	rm -rf .venv .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -161,6 +161,16 @@ class VocabularyBuilder:
             self.n_messages += rows.token_offsets.size - 1
         return self
 
+    def add(self, vocabulary: Vocabulary) -> VocabularyBuilder:
+        """Count what a vocabulary has counted already."""
+        numbers = [self._numbers.admit(vocabulary.token(i)) for i in range(vocabulary.n_fitted)]
+        frequencies = np.zeros(len(self._numbers.tokens), np.int64)
+        frequencies[: self._frequencies.size] = self._frequencies
+        frequencies[numbers] += vocabulary.document_frequencies()[: len(numbers)]
+        self._frequencies = frequencies
+        self.n_messages += vocabulary.n_messages
+        return self
+
     def freeze(self) -> Vocabulary:
         """Return the vocabulary of all that was learned."""
         tokens = self._numbers.tokens

@@ -1,0 +1,171 @@
+"""What one worker does: check the input of a batch, and bring a shard from batch to batch."""
+
+from __future__ import annotations
+
+import gc
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nearcast import columns as arrow
+from nearcast.broker import Broker
+from nearcast.errors import Rejection
+from nearcast.intake import Intake
+from nearcast.model import Id
+from nearcast.spark.state import FIRST, Folder
+
+SUBSCRIBE, UNSUBSCRIBE = "subscribe", "unsubscribe"
+OPERATIONS = (SUBSCRIBE, UNSUBSCRIBE)
+# Brokers that this process holds, with the batch they have taken in last. A process that did not do the batch before
+# repeats it; a broker that failed in the middle is not here.
+_held: dict[tuple[str, int], tuple[Broker, int]] = {}
+_is_frozen = False
+
+
+class Report(NamedTuple):
+    """What a shard did in a batch."""
+
+    shard: int
+    subscriptions: int
+    messages: int
+    deliveries: int
+    seconds: float
+    repeated: int
+
+
+def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Table) -> dict[str, int]:
+    """Check the rows of a batch, keep the good ones as its input and the others as rejected; return their numbers."""
+    broker = folder.new_broker()
+    good_messages, bad_messages = _checked_messages(broker, messages)
+    good_changes, bad_changes = _checked_changes(changes)
+    for name, rejections in (("messages", bad_messages), ("changes", bad_changes)):
+        if rejections:
+            folder.write_table("rejected", batch, name, arrow.rejections_table(rejections))
+    counts = {
+        "messages": good_messages.num_rows,
+        "changes": good_changes.num_rows,
+        "rejected": len(bad_messages) + len(bad_changes),
+    }
+    folder.write_input(batch, good_changes, good_messages, counts)
+    return counts
+
+
+def _checked_messages(broker: Broker, messages: pa.Table) -> tuple[pa.Table, list[Rejection]]:
+    if not messages.num_rows:
+        return messages, []
+    intake = Intake(broker.space, broker.vocabulary, broker.window)
+    raw, rejections = intake.checked(messages)
+    return messages.take(pa.array(raw.rows)), rejections
+
+
+def _checked_changes(changes: pa.Table) -> tuple[pa.Table, list[Rejection]]:
+    """Return the changes that have an id and a known operation; what they say is left to the shards."""
+    if not changes.num_rows:
+        return changes, []
+    if "op" not in changes.schema.names:
+        changes = changes.append_column("op", pa.array([SUBSCRIBE] * changes.num_rows))
+    problems = {
+        "id is missing": pc.is_null(changes["id"]),
+        f"op must be one of {', '.join(OPERATIONS)}": pc.invert(pc.is_in(changes["op"], pa.array(OPERATIONS))),
+    }
+    is_good = np.ones(changes.num_rows, bool)
+    rejections = []
+    for reason, is_bad in problems.items():
+        for row in np.flatnonzero(is_bad.to_numpy() & is_good).tolist():
+            is_good[row] = False
+            rejections.append(Rejection(row, changes["id"][row].as_py(), reason))
+    return changes.filter(pa.array(is_good)), rejections
+
+
+def run_shard(folder: Folder, shard: int, batch: int) -> Report:
+    """Take a batch into a shard and write what it delivers."""
+    _freeze_once()
+    started = time.perf_counter()
+    key = (folder.run(), shard)
+    broker, last = _held.pop(key, (None, 0))
+    if broker is None or last >= batch or not all(map(folder.has_input, range(last + 1, batch))):
+        broker, last = folder.open_shard(shard, batch - 1)
+    for missed in range(last + 1, batch):
+        _taken_in(broker, folder, shard, missed, is_repeated=True)
+    n_messages, deliveries, rejected = _taken_in(broker, folder, shard, batch)
+    folder.write_table("deliveries", batch, f"{shard:03d}", deliveries)
+    if rejected.num_rows:
+        folder.write_table("rejected", batch, f"changes-{shard:03d}", rejected)
+    # Shards are kept at different times, so that no batch waits for all of them.
+    every = folder.plan().snapshot_every
+    if (batch + shard) % every == 0 or batch == FIRST:
+        folder.save_shard(shard, batch, broker)
+    _held[key] = broker, batch
+    seconds = time.perf_counter() - started
+    return Report(shard, len(broker), n_messages, deliveries.num_rows, seconds, batch - last - 1)
+
+
+def _taken_in(
+    broker: Broker, folder: Folder, shard: int, batch: int, *, is_repeated: bool = False
+) -> tuple[int, pa.Table, pa.Table]:
+    """Make the changes of a batch that belong to a shard, then publish its messages."""
+    _, tables, _ = folder.read_input(batch)
+    tables_out: list[pa.Table] = []
+    rejected = [arrow.rejections_table([])]
+    for operation, changes in _runs(_own(tables["changes"], shard, folder.plan().shards)):
+        if operation == SUBSCRIBE:
+            answers, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
+            tables_out.append(answers)
+            rejected.append(bad)
+        else:
+            ids = dict.fromkeys(changes["id"].to_pylist())
+            unknown = [subscription_id for subscription_id in ids if subscription_id not in broker]
+            broker.unsubscribe([subscription_id for subscription_id in ids if subscription_id in broker])
+            reason = "no subscription has this id"
+            rejected.append(arrow.rejections_table([Rejection(0, unknown_id, reason) for unknown_id in unknown]))
+    messages = tables["messages"]
+    # Without a window only nearest subscriptions look back; others need not hear a message twice.
+    if messages.num_rows and not (is_repeated and broker.window is None and not broker.stats().by_kind["nearest"]):
+        tables_out.append(broker.publish_batch(messages))
+    return messages.num_rows, _stacked(tables_out), pa.concat_tables(rejected)
+
+
+def _own(changes: pa.Table, shard: int, shards: int) -> pa.Table:
+    """Return the changes of a shard's own subscriptions."""
+    if not changes.num_rows:
+        return changes
+    return changes.filter(pa.array(shards_of(changes["id"].to_pylist(), shards) == shard))
+
+
+def shards_of(ids: Sequence[Id], shards: int) -> Any:
+    """Return the shard of each subscription, by a hash of its id."""
+    return np.fromiter((zlib.crc32(str(value).encode()) % shards for value in ids), np.int64, len(ids))
+
+
+def _runs(changes: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield changes in order, as many of the same operation at once as there are, no id twice at once."""
+    if not changes.num_rows:
+        return
+    operations = changes["op"].to_pylist()
+    start = 0
+    for row in range(1, len(operations) + 1):
+        if row == len(operations) or operations[row] != operations[start]:
+            yield operations[start], changes.slice(start, row - start)
+            start = row
+
+
+def _stacked(tables: list[pa.Table]) -> pa.Table:
+    """Return deliveries in one table; an empty one has no say in the types of ids."""
+    filled = [table for table in tables if table.num_rows] or tables[:1]
+    if not filled:
+        return arrow.deliveries_table(pa.array([], pa.string()), pa.array([], pa.string()), [], [], [])
+    return pa.concat_tables(filled)
+
+
+def _freeze_once() -> None:
+    """Keep Python from looking through all that was imported after each task; it takes longer than a batch."""
+    global _is_frozen
+    if not _is_frozen:
+        gc.collect()
+        gc.freeze()
+        _is_frozen = True

@@ -1,0 +1,192 @@
+"""Where a pipeline keeps what must survive it: its inputs, batch by batch, and snapshots of its shards.
+
+    PIPELINE.json                     what the pipeline was made for; it cannot change
+    vocabulary.arrow
+    checkpoint/                       Spark's own
+    inputs/0000000012/                the changes of subscriptions and the messages of a batch, checked and in order
+    shards/003/0000000010/            a shard as it was after a batch
+    deliveries/batch=12/003.parquet   what the shards delivered
+    rejected/batch=12/*.parquet       rows that could not be taken in, with reasons
+    metrics.jsonl                     a line for each batch
+
+A shard after batch N is a pure function of the inputs 0 to N: whoever needs it opens the latest snapshot that is
+sound and repeats the batches behind it. So nothing has to be undone, whatever dies, and a batch that Spark repeats
+gives the same deliveries in the same files. Everything is written aside and renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nearcast.broker import Broker
+from nearcast.errors import NearcastError, StorageError
+from nearcast.model import CountWindow, Geographic, Planar, Space, TimeWindow, Window
+from nearcast.storage import State, read_state, replaced_file, write_state
+from nearcast.text.vocabulary import Vocabulary
+
+FORMAT = "nearcast-pipeline-1"
+# The batch of the subscriptions that are there before the stream begins.
+FIRST = -1
+KEPT_SNAPSHOTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a pipeline was made for."""
+
+    space: Space
+    window: Window | None
+    shards: int
+    snapshot_every: int
+
+
+class Folder:
+    """The state folder of a pipeline; every process that runs a part of it must be able to reach the path."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+
+    # --- the pipeline itself
+
+    def create(self, plan: Plan, vocabulary: Vocabulary) -> None:
+        """Start a pipeline, or go on with the one that is there if it was made for the same."""
+        told = _as_json(plan)
+        manifest = self.path / "PIPELINE.json"
+        if manifest.exists():
+            known = json.loads(manifest.read_text())
+            if known.get("format") != FORMAT:
+                raise StorageError(f"{manifest} has format {known.get('format')!r}; this version reads {FORMAT!r}")
+            for name, value in told.items():
+                if known[name] != value and name != "snapshot_every":
+                    raise NearcastError(
+                        f"{name} is {value}; the pipeline in {self.path} was made for {known[name]}; "
+                        "give it the same, or another folder"
+                    )
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        vocabulary.save(self.path / "vocabulary.arrow")
+        with replaced_file(manifest) as unfinished:
+            unfinished.write_text(json.dumps({"format": FORMAT, "run": uuid.uuid4().hex, **told}, indent=1))
+
+    def run(self) -> str:
+        """Return the name that the pipeline got when it was made."""
+        return str(json.loads((self.path / "PIPELINE.json").read_text())["run"])
+
+    def plan(self) -> Plan:
+        """Return what the pipeline was made for."""
+        known = json.loads((self.path / "PIPELINE.json").read_text())
+        kinds: dict[str, Any] = {kind.__name__: kind for kind in (Geographic, Planar, CountWindow, TimeWindow)}
+        [space] = (kinds[name](**values) for name, values in known["space"].items())
+        window = next((kinds[name](**values) for name, values in (known["window"] or {}).items()), None)
+        return Plan(space, window, known["shards"], known["snapshot_every"])
+
+    def new_broker(self) -> Broker:
+        """Return a shard that has seen nothing yet."""
+        plan = self.plan()
+        vocabulary = Vocabulary.open(self.path / "vocabulary.arrow")
+        return Broker(space=plan.space, window=plan.window, vocabulary=vocabulary)
+
+    # --- inputs
+
+    def input_folder(self, batch: int) -> Path:
+        """Return where the input of a batch lies."""
+        return self.path / "inputs" / f"{batch:010d}"
+
+    def has_input(self, batch: int) -> bool:
+        """Whether the input of a batch is there and sound; what is not is removed, to be written again."""
+        folder = self.input_folder(batch)
+        if not folder.exists():
+            return False
+        try:
+            read_state(folder)
+        except StorageError:
+            shutil.rmtree(folder)
+            return False
+        return True
+
+    def write_input(self, batch: int, changes: pa.Table, messages: pa.Table, counts: Mapping[str, int]) -> None:
+        """Keep the input of a batch."""
+        tables = {"changes": changes, "messages": messages}
+        write_state(self.input_folder(batch), State({}, tables, dict(counts)))
+
+    def read_input(self, batch: int) -> State:
+        """Return the input of a batch."""
+        return read_state(self.input_folder(batch))
+
+    # --- shards
+
+    def save_shard(self, shard: int, batch: int, broker: Broker) -> None:
+        """Keep a shard as it is after a batch."""
+        folder = self._snapshots(shard) / f"{batch:010d}"
+        broker.save(folder)
+
+    def open_shard(self, shard: int, batch: int) -> tuple[Broker, int]:
+        """Return a shard as it was after a batch or, if that was not kept, after the latest one before it."""
+        for number in sorted(self.snapshots(shard), reverse=True):
+            if number <= batch:
+                try:
+                    return Broker.open(self._snapshots(shard) / f"{number:010d}"), number
+                except StorageError:
+                    # Cut off while it was written, or damaged since: an earlier one and the inputs give the same.
+                    continue
+        return self.new_broker(), FIRST - 1
+
+    def snapshots(self, shard: int) -> list[int]:
+        """Return the batches after which a shard was kept."""
+        folder = self._snapshots(shard)
+        return [int(entry.name) for entry in folder.iterdir()] if folder.exists() else []
+
+    def collect_garbage(self, committed: int) -> None:
+        """Remove snapshots and inputs that no restart needs; all batches up to `committed` are done for good."""
+        oldest = committed
+        for shard in range(self.plan().shards):
+            kept = sorted(number for number in self.snapshots(shard) if number <= committed)[-KEPT_SNAPSHOTS:]
+            oldest = min(oldest, kept[0] if len(kept) == KEPT_SNAPSHOTS else FIRST - 1)
+            for number in self.snapshots(shard):
+                if kept and number < kept[0]:
+                    shutil.rmtree(self._snapshots(shard) / f"{number:010d}", ignore_errors=True)
+        inputs = self.path / "inputs"
+        for entry in inputs.iterdir() if inputs.exists() else ():
+            if int(entry.name) <= oldest:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def _snapshots(self, shard: int) -> Path:
+        return self.path / "shards" / f"{shard:03d}"
+
+    # --- what comes out
+
+    def write_table(self, kind: str, batch: int, name: str, table: pa.Table) -> None:
+        """Write a table of deliveries or rejected rows of a batch; the same call writes the same file."""
+        folder = self.path / kind / f"batch={batch}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with replaced_file(folder / f"{name}.parquet") as unfinished:
+            pq.write_table(table, unfinished)
+            descriptor = os.open(unfinished, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add a line about a batch."""
+        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+    def bytes_of(self, parts: Iterable[str] = ("inputs", "shards")) -> int:
+        """Return how much the state takes on disk."""
+        return sum(file.stat().st_size for part in parts for file in (self.path / part).rglob("*") if file.is_file())
+
+
+def _as_json(plan: Plan) -> dict[str, Any]:
+    told: dict[str, Any] = {"shards": plan.shards, "snapshot_every": plan.snapshot_every}
+    for name, part in (("space", plan.space), ("window", plan.window)):
+        told[name] = {type(part).__name__: asdict(part)} if part is not None else None
+    return told

@@ -1,0 +1,166 @@
+"""The pipeline as a stream: messages and changes of subscriptions come in, deliveries go out, each batch once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+
+from nearcast.errors import NearcastError
+from nearcast.model import Geographic, Space, Window
+from nearcast.spark.shards import Report, run_shard, write_input
+from nearcast.spark.state import FIRST, Folder, Plan
+from nearcast.text.vocabulary import Vocabulary
+
+Sink = Callable[[DataFrame, int], None]
+COUNTS = "messages long, changes long, rejected long"
+REPORT = "shard int, subscriptions long, messages long, deliveries long, seconds double, repeated int"
+
+
+def stream(
+    messages: DataFrame,
+    *,
+    state: str | os.PathLike[str],
+    subscriptions: DataFrame | None = None,
+    changes: DataFrame | None = None,
+    space: Space | None = None,
+    vocabulary: Vocabulary | None = None,
+    window: Window | None = None,
+    shards: int = 2,
+    snapshot_every: int = 20,
+    sinks: Sequence[Sink] = (),
+    trigger: Mapping[str, Any] | None = None,
+    on_batch: Callable[[Mapping[str, Any]], None] | None = None,
+) -> StreamingQuery:
+    """Start a query that matches a stream of messages with subscriptions that may change meanwhile.
+
+    Parameters
+    ----------
+    messages : streaming DataFrame
+        With the columns of a table of messages, see `Broker.publish_batch`.
+    state : path
+        A folder that every worker can reach. If a pipeline was there before, it goes on where it stopped.
+    subscriptions : DataFrame, optional
+        Those that are there before the first message; read once, when the pipeline is made.
+    changes : streaming DataFrame, optional
+        Subscriptions that come and go: the columns of a table of subscriptions, and `op`, "subscribe" or
+        "unsubscribe". A change holds for the messages of its own batch and of all later ones.
+    space, vocabulary, window
+        As for a Broker.
+    shards : int, default 2
+        Among how many brokers the subscriptions are divided, by a hash of their ids. Each is a task.
+    snapshot_every : int, default 20
+        After how many batches a shard is saved; after a failure the batches behind it are repeated.
+    sinks : functions of a DataFrame of deliveries and the number of the batch
+        Called after each batch, maybe again for the same one. The files in `deliveries` under the state folder are
+        written in any case; each batch replaces its own.
+    trigger : mapping, optional
+        As for `DataStreamWriter.trigger`; as fast as possible if it is left out.
+    on_batch : function of a mapping, optional
+        Told after each batch what happened, as written to `metrics.jsonl`.
+    """
+    if shards < 1:
+        raise NearcastError(f"shards is {shards}; it must be at least 1")
+    if not messages.isStreaming:
+        raise NearcastError("messages is no stream; for a DataFrame as it is use nearcast.spark.match")
+    folder = Folder(Path(state).absolute())
+    plan = Plan(Geographic() if space is None else space, window, shards, snapshot_every)
+    folder.create(plan, Vocabulary() if vocabulary is None else vocabulary)
+    spark = messages.sparkSession
+    if subscriptions is not None:
+        _process(spark, folder, shards, (), on_batch, _rows(None, subscriptions), FIRST)
+    rows = _rows(messages, changes)
+    writer = rows.writeStream.foreachBatch(partial(_process, spark, folder, shards, sinks, on_batch))
+    writer = writer.option("checkpointLocation", str(folder.path / "checkpoint"))
+    return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
+    """Return both kinds of rows in one DataFrame, each in a column of its own."""
+    parts = [
+        frame.select(F.struct(*frame.columns).alias(name))
+        for name, frame in (("message", messages), ("change", changes))
+        if frame is not None
+    ]
+    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1], allowMissingColumns=True)
+
+
+def _process(
+    spark: SparkSession,
+    folder: Folder,
+    shards: int,
+    sinks: Iterable[Sink],
+    on_batch: Callable[[Mapping[str, Any]], None] | None,
+    rows: DataFrame,
+    batch: int,
+) -> None:
+    """Do one batch: keep its input, then let every shard take it in; a batch that is repeated does the same again."""
+    started = time.perf_counter()
+    if not folder.has_input(batch):
+        # Rows are numbered where they are read, so that one writer can put them into their order again.
+        numbered = rows.withColumn("row", F.monotonically_increasing_id()).repartition(1).sortWithinPartitions("row")
+        numbered.mapInArrow(partial(_write_input, folder, batch), COUNTS).collect()
+    elif batch == FIRST:
+        return
+    counts = dict(folder.read_input(batch).description)
+    written = time.perf_counter()
+    tasks = spark.range(0, shards, 1, shards).mapInArrow(partial(_run_shards, folder, batch), REPORT)
+    reports = [Report(*row) for row in tasks.collect()]
+    matched = time.perf_counter()
+    for sink in sinks:
+        sink(spark.read.parquet(str(folder.path / "deliveries" / f"batch={batch}")), batch)
+    folder.collect_garbage(batch - 1)
+    metrics = {
+        "batch": batch,
+        **counts,
+        "deliveries": sum(report.deliveries for report in reports),
+        "subscriptions": sum(report.subscriptions for report in reports),
+        "seconds": time.perf_counter() - started,
+        "input_seconds": written - started,
+        "match_seconds": matched - written,
+        "shard_seconds": [report.seconds for report in sorted(reports)],
+        "repeated_batches": sum(report.repeated for report in reports),
+    }
+    folder.append_metrics(metrics)
+    if on_batch is not None:
+        on_batch(metrics)
+
+
+def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write the input of a batch, in the one task that has all its rows."""
+    pieces = list(rows)
+    table = pa.Table.from_batches(pieces) if pieces else None
+    parts = {}
+    for name in ("change", "message"):
+        if table is None or name not in table.schema.names:
+            parts[name] = pa.table({})
+            continue
+        column = table[name].combine_chunks()
+        parts[name] = pa.Table.from_struct_array(column.filter(column.is_valid()))
+    counts = write_input(folder, batch, parts["change"], parts["message"])
+    yield pa.RecordBatch.from_pylist([counts], pa.schema([(name, pa.int64()) for name in counts]))
+
+
+def _run_shards(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Let the shards of a task take in a batch."""
+    schema = pa.schema(
+        [
+            ("shard", pa.int32()),
+            ("subscriptions", pa.int64()),
+            ("messages", pa.int64()),
+            ("deliveries", pa.int64()),
+            ("seconds", pa.float64()),
+            ("repeated", pa.int32()),
+        ]
+    )
+    for piece in rows:
+        reports = [run_shard(folder, shard, batch)._asdict() for shard in piece["id"].to_pylist()]
+        yield pa.RecordBatch.from_pylist(reports, schema)

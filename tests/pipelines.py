@@ -1,0 +1,147 @@
+"""A stream of message files and change files, and what an embedded broker delivers for it, batch by batch."""
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import nearcast as nc
+from nearcast.subscription_tables import subscriptions_to_table
+
+WORDS = [f"w{i}" for i in range(12)]
+SPACE = nc.Planar(0, 0, 1, 1)
+SAMPLE = [WORDS[:4], WORDS[2:7], WORDS[:2], WORDS[5:]]
+
+
+def some_words(draw):
+    return [WORDS[int(12 * draw.random() ** 2)] for _ in range(draw.randint(1, 3))]
+
+
+def subscription(draw, number):
+    x, y = draw.randint(0, 10) / 10, draw.randint(0, 10) / 10
+    words = some_words(draw)
+    kind = draw.choice(["boolean", "boolean", "similar", "topk", "nearest"])
+    name = f"s{number}"
+    if kind == "boolean":
+        return nc.Boolean(name, words, within=nc.Circle(x, y, draw.choice([0.1, 0.3, 2])))
+    if kind == "similar":
+        return nc.Similar(name, words, at=(x, y), text_weight=0.5, threshold=draw.choice([0.4, 0.8]))
+    if kind == "topk":
+        return nc.TopK(name, words, at=(x, y), k=draw.randint(1, 3), spatial_weight=0.5)
+    return nc.Nearest(name, words, at=(x, y), k=draw.randint(1, 3))
+
+
+class Scenario:
+    """Files for a stream, made of a seed: batch i is message file i and change file i."""
+
+    def __init__(self, folder: Path, *, seed: int, n_batches: int = 8, n_messages: int = 30, is_written: bool = True):
+        draw = random.Random(seed)
+        self.folder = folder
+        self.window = draw.choice([nc.CountWindow(40), nc.TimeWindow(50)])
+        self.first = [subscription(draw, i) for i in range(40)]
+        self.batches = []
+        n_subscriptions, n_published = 40, 0
+        for _ in range(n_batches):
+            changes = []
+            for _ in range(draw.randint(0, 6)):
+                if draw.random() < 0.4:
+                    changes.append(f"s{draw.randrange(n_subscriptions + 5)}")
+                else:
+                    # Some are new, some take the place of another.
+                    number = n_subscriptions if draw.random() < 0.6 else draw.randrange(n_subscriptions)
+                    n_subscriptions = max(n_subscriptions, number + 1)
+                    changes.append(subscription(draw, number))
+            messages = [
+                nc.Message(
+                    f"m{n_published + i}",
+                    draw.randint(0, 10) / 10,
+                    draw.randint(0, 10) / 10,
+                    some_words(draw),
+                    ts=n_published + i + draw.randint(-3, 3),
+                )
+                for i in range(n_messages)
+            ]
+            n_published += n_messages
+            self.batches.append((changes, messages))
+        if is_written:
+            self._write()
+
+    def vocabulary(self):
+        return nc.Vocabulary.fit(SAMPLE)
+
+    def _write(self):
+        for name in ("messages", "changes", "first"):
+            (self.folder / name).mkdir(parents=True)
+        pq.write_table(subscriptions_to_table(self.first), self.folder / "first" / "all.parquet")
+        for number, (changes, messages) in enumerate(self.batches):
+            pq.write_table(message_table(messages), self.folder / "messages" / f"{number:04d}.parquet")
+            pq.write_table(change_table(changes), self.folder / "changes" / f"{number:04d}.parquet")
+
+    def expected(self):
+        """The deliveries of an embedded broker, by batch, and its subscriptions in the end."""
+        broker = nc.Broker(space=SPACE, vocabulary=self.vocabulary(), window=self.window)
+        by_batch = {-1: rows(broker.subscribe(self.first))}
+        for number, (changes, messages) in enumerate(self.batches):
+            found = []
+            for change in changes:
+                if not isinstance(change, str):
+                    found += rows(broker.subscribe([change]))
+                elif change in broker:
+                    broker.unsubscribe(change)
+            by_batch[number] = sorted(found + rows(broker.publish_batch(messages)), key=repr)
+        return by_batch, sorted(broker.ids())
+
+
+def message_table(messages):
+    from nearcast.columns import messages_to_table
+
+    return messages_to_table(messages).drop_columns(["text", "expires"])
+
+
+def change_table(changes):
+    gone = [change for change in changes if isinstance(change, str)]
+    placeholders = [nc.Boolean(change, "x") if isinstance(change, str) else change for change in changes]
+    table = subscriptions_to_table(placeholders)
+    operations = ["unsubscribe" if isinstance(change, str) else "subscribe" for change in changes]
+    assert len(gone) == operations.count("unsubscribe")
+    return table.set_column(0, "id", pa.array(table["id"].to_pylist(), pa.string())).append_column(
+        "op", pa.array(operations, pa.string())
+    )
+
+
+def rows(table):
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def delivered(state):
+    """What lies in the deliveries of a state folder, by batch, sorted."""
+    by_batch = {}
+    for folder in (state / "deliveries").iterdir():
+        found = []
+        for file in sorted(folder.glob("*.parquet")):
+            found += rows(pq.ParquetFile(file).read())
+        by_batch[int(folder.name.removeprefix("batch="))] = sorted(found, key=repr)
+    return by_batch
+
+
+def started(spark, scenario, state, **options):
+    """Start the pipeline over the files of a scenario."""
+    from nearcast.spark import stream
+
+    def files(name):
+        frame = spark.read.parquet(str(scenario.folder / name))
+        reader = spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(scenario.folder / name))
+
+    return stream(
+        files("messages"),
+        state=state,
+        subscriptions=spark.read.parquet(str(scenario.folder / "first")),
+        changes=files("changes"),
+        space=SPACE,
+        vocabulary=scenario.vocabulary(),
+        window=scenario.window,
+        trigger={"availableNow": True},
+        **{"shards": 2, "snapshot_every": 3} | options,
+    )

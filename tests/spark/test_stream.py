@@ -1,0 +1,141 @@
+"""The stream delivers what an embedded broker does, batch by batch; stopped, broken or repeated, it ends the same."""
+
+import json
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import nearcast as nc
+from nearcast.spark import stream
+from pipelines import SPACE, Scenario, delivered, started
+
+
+@pytest.mark.parametrize(("seed", "shards"), [(1, 1), (2, 2), (3, 3)])
+def test_a_stream_delivers_what_a_broker_does(spark, tmp_path, seed, shards):
+    scenario = Scenario(tmp_path / "in", seed=seed)
+    told = []
+    started(spark, scenario, tmp_path / "state", shards=shards, on_batch=told.append).awaitTermination()
+    expected, ids = scenario.expected()
+    assert delivered(tmp_path / "state") == expected
+    assert sum(len(found) for found in expected.values()) > 100
+    assert [metrics["batch"] for metrics in told] == [-1, *range(8)]
+    assert told[-1]["subscriptions"] == len(ids)
+    lines = [json.loads(line) for line in (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()]
+    assert lines == told
+
+
+def test_a_stopped_stream_goes_on(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=4)
+    later = tmp_path / "later"
+    later.mkdir()
+    for name in ("messages", "changes"):
+        for number in range(4, 8):
+            (tmp_path / "in" / name / f"{number:04d}.parquet").rename(later / f"{name}-{number:04d}.parquet")
+    started(spark, scenario, tmp_path / "state").awaitTermination()
+    assert max(delivered(tmp_path / "state")) == 3
+    for file in later.iterdir():
+        name, number = file.stem.split("-")
+        file.rename(tmp_path / "in" / name / f"{number}.parquet")
+    started(spark, scenario, tmp_path / "state").awaitTermination()
+    assert delivered(tmp_path / "state") == scenario.expected()[0]
+
+
+def test_a_batch_that_spark_repeats_gives_the_same(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=5)
+    state = tmp_path / "state"
+    started(spark, scenario, state).awaitTermination()
+    expected = scenario.expected()[0]
+    # As if the driver had died before its last commit, with half of the deliveries written.
+    (state / "checkpoint" / "commits" / "7").unlink()
+    shutil.rmtree(state / "deliveries" / "batch=7")
+    started(spark, scenario, state).awaitTermination()
+    assert delivered(state) == expected
+
+
+def test_damaged_snapshots_are_passed_over_and_damaged_inputs_written_again(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=6)
+    state = tmp_path / "state"
+    started(spark, scenario, state).awaitTermination()
+    (state / "checkpoint" / "commits" / "7").unlink()
+    shutil.rmtree(state / "deliveries" / "batch=7")
+    for shard in ("000", "001"):
+        latest = max((state / "shards" / shard).iterdir())
+        for file in latest.rglob("*.npy"):
+            file.write_bytes(file.read_bytes()[:-1])
+    for file in (state / "inputs" / "0000000007").rglob("*.arrow"):
+        file.write_bytes(file.read_bytes()[:-8])
+    # The workers of the session hold the shards; a new run must not.
+    run = json.loads((state / "PIPELINE.json").read_text())
+    (state / "PIPELINE.json").write_text(json.dumps(run | {"run": "another"}))
+    started(spark, scenario, state).awaitTermination()
+    assert delivered(state) == scenario.expected()[0]
+
+
+def test_old_inputs_and_snapshots_are_removed(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=7, n_batches=12, n_messages=5)
+    started(spark, scenario, tmp_path / "state").awaitTermination()
+    for shard in (tmp_path / "state" / "shards").iterdir():
+        assert 2 <= len(list(shard.iterdir())) <= 3
+    inputs = sorted(int(entry.name) for entry in (tmp_path / "state" / "inputs").iterdir())
+    assert inputs[0] > 2
+    assert inputs[-1] == 11
+
+
+def test_bad_rows_are_put_aside_with_their_reasons(spark, tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    table = pa.table(
+        {
+            "id": ["good", "outside", "wordless", None],
+            "x": [0.5, 9.0, 0.5, 0.5],
+            "y": [0.5, 0.5, 0.5, 0.5],
+            "text": ["tea", "tea", None, "tea"],
+        }
+    )
+    pq.write_table(table, source / "0.parquet")
+    first = spark.createDataFrame(
+        [("a", "boolean", "tea"), ("b", "boolean", "tea AND ("), ("c", "cubic", "tea"), (None, "boolean", "tea")],
+        "id string, kind string, expression string",
+    )
+    messages = spark.readStream.schema("id string, x double, y double, text string").parquet(str(source))
+    seen = []
+    query = stream(
+        messages,
+        state=tmp_path / "state",
+        subscriptions=first,
+        space=SPACE,
+        trigger={"availableNow": True},
+        sinks=[lambda frame, batch: seen.append((batch, [tuple(row)[:3] for row in frame.collect()]))],
+    )
+    query.awaitTermination()
+    assert seen == [(0, [("a", "good", 1)])]
+    rejected = [
+        (row["id"], row["reason"])
+        for file in sorted((tmp_path / "state" / "rejected").rglob("*.parquet"))
+        for row in pq.ParquetFile(file).read().to_pylist()
+    ]
+    assert sorted(rejected, key=repr) == sorted(
+        [
+            (None, "id is missing"),
+            ("b", "a word is missing before the expression ends\n  tea AND (\n           ^"),
+            ("c", "kind is 'cubic'; it must be one of boolean, similar, topk, nearest"),
+            (None, "id is missing"),
+            ("outside", "x is 9.0; it must be between 0.0 and 1.0, the bounds of the space"),
+            ("wordless", "text is missing"),
+        ],
+        key=repr,
+    )
+
+
+def test_what_makes_no_sense_is_refused(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=8, n_batches=1)
+    started(spark, scenario, tmp_path / "state").awaitTermination()
+    with pytest.raises(nc.NearcastError, match=r"shards is 3; the pipeline in .* was made for 2; give it the same"):
+        started(spark, scenario, tmp_path / "state", shards=3)
+    with pytest.raises(nc.NearcastError, match="shards is 0; it must be at least 1"):
+        started(spark, scenario, tmp_path / "other", shards=0)
+    still = spark.read.parquet(str(scenario.folder / "messages"))
+    with pytest.raises(nc.NearcastError, match=r"messages is no stream; .* use nearcast.spark.match"):
+        stream(still, state=tmp_path / "other")
