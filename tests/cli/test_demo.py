@@ -15,7 +15,7 @@ def totals(text):
 
 
 def test_the_numbers_add_up(nearcast):
-    result = nearcast("demo")
+    result = nearcast("demo", "--engine", "embedded")
     assert result.exit_code == 0, result.output
     table = totals(result.stdout)
     subscriptions, messages = (read_rows(SAMPLE / name).table for name in ("subscriptions.jsonl", "messages.parquet"))
@@ -29,7 +29,9 @@ def test_the_numbers_add_up(nearcast):
 
 
 def test_the_batch_size_changes_no_match(nearcast):
-    small, large = (totals(nearcast("demo", "--batch-size", size).stdout) for size in (37, 4_000))
+    small, large = (
+        totals(nearcast("demo", "--engine", "embedded", "--batch-size", size).stdout) for size in (37, 4_000)
+    )
     for kind in ("boolean", "similar"):
         assert small[kind] == large[kind]
     for kind in ("topk", "nearest"):  # what is in the end is the same, however it came
@@ -37,7 +39,7 @@ def test_the_batch_size_changes_no_match(nearcast):
 
 
 def test_named_subscribers_hear_something(nearcast):
-    told = nearcast("demo").stdout
+    told = nearcast("demo", "--engine", "embedded").stdout
     for name, kind in (("ana", "boolean"), ("bo", "similar"), ("di", "nearest")):
         assert f"{name} ({kind})" in told
         assert re.search(rf"message '[\w-]+' reaches {kind} subscription '{name}'", told)
@@ -45,7 +47,7 @@ def test_named_subscribers_hear_something(nearcast):
 
 
 def test_a_pipe_gets_no_progress_bar(process):
-    done = process("demo")
+    done = process("demo", "--engine", "embedded")
     assert done.returncode == 0
     assert "\x1b" not in done.stdout + done.stderr
     assert "publishing" not in done.stdout + done.stderr
@@ -54,4 +56,14 @@ def test_a_pipe_gets_no_progress_bar(process):
 
 @pytest.mark.parametrize("size", ["0", "-1", "many"])
 def test_a_batch_has_at_least_one_message(nearcast, size):
-    assert nearcast("demo", "--batch-size", size).exit_code == 2
+    assert nearcast("demo", "--engine", "embedded", "--batch-size", size).exit_code == 2
+
+
+def test_spark_delivers_the_same(process):
+    pytest.importorskip("pyspark")
+    on_spark, embedded = (process("demo", "--engine", engine) for engine in ("spark", "embedded"))
+    assert on_spark.returncode == 0, on_spark.stderr
+    # All but the time it took.
+    assert re.sub(r" in [\d.]+ s: [\d,]+ messages/s", "", on_spark.stdout) == re.sub(
+        r" in [\d.]+ s: [\d,]+ messages/s", "", embedded.stdout
+    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import typer
 from rich.markup import escape
 from rich.panel import Panel
@@ -20,15 +25,27 @@ from nearcast.cli.show import compiled_kernels, errors, output, progress_bar, sh
 
 EXAMPLES = """[bold]Example[/]
 
-nearcast demo --batch-size 50"""
+nearcast demo --batch-size 50 --engine embedded"""
 SAMPLE = Path(str(files("nearcast") / "sample"))
 # Half of the sample, so that the window slides and old messages expire during the run.
 WINDOW = nc.CountWindow(2000)
 MAX_DIST = 500_000
 
 
+class Run(NamedTuple):
+    """What an engine made of the sample; `broker_of` gives the broker that holds a subscription."""
+
+    deliveries: pa.Table
+    seconds: float
+    broker_of: Callable[[str], nc.Broker]
+
+
 def demo(
-    batch_size: Annotated[int, typer.Option(min=1, help="Messages published at once.")] = 100,
+    batch_size: Annotated[int, typer.Option(min=1, help="Messages published at once.")] = 250,
+    engine: Annotated[
+        Literal["spark", "embedded"],
+        typer.Option(help="A stream on Spark, in local mode, or one process without it; the deliveries are the same."),
+    ] = "spark",
 ) -> None:
     """Register 324 subscriptions of all four kinds, stream 4,000 bundled messages through, and show what reached whom.
 
@@ -36,10 +53,26 @@ def demo(
     """
     subscriptions = read_rows(SAMPLE / "subscriptions.jsonl").table
     messages = read_rows(SAMPLE / "messages.parquet").table
-    with compiled_kernels():
+    if engine == "spark" and importlib.util.find_spec("pyspark") is None:
+        errors.print("[yellow]PySpark is not installed; the embedded engine runs instead.[/]", highlight=False)
+        engine = "embedded"
+    with compiled_kernels(), tempfile.TemporaryDirectory(prefix="nearcast-") as folder:
         vocabulary = nc.Vocabulary.fit(messages, analyzer=nc.Analyzer(stop_words="english"))
-        broker = nc.Broker(space=nc.Geographic(MAX_DIST), vocabulary=vocabulary, window=WINDOW)
-        broker.subscribe(subscriptions)
+        if engine == "spark":
+            run = _on_spark(subscriptions, messages, vocabulary, batch_size, Path(folder))
+        else:
+            run = _embedded(subscriptions, messages, vocabulary, batch_size)
+        text_of = dict(zip(messages["id"].to_pylist(), messages["text"].to_pylist(), strict=True))
+        _print_examples(run, subscriptions, messages)
+        _print_standing(run.broker_of("cy"), "cy", text_of)
+    _print_totals(run, subscriptions, messages.num_rows)
+    errors.print("[dim]Next: nearcast match --help, or the ten lines of Python in the README.[/]", highlight=False)
+
+
+def _embedded(subscriptions: pa.Table, messages: pa.Table, vocabulary: nc.Vocabulary, batch_size: int) -> Run:
+    """Publish the messages to one broker in this process."""
+    broker = nc.Broker(space=nc.Geographic(MAX_DIST), vocabulary=vocabulary, window=WINDOW)
+    broker.subscribe(subscriptions)
     started = time.perf_counter()
     parts = []
     with progress_bar() as bar:
@@ -50,18 +83,74 @@ def demo(
             parts.append(broker.publish_batch(batch))
             n_deliveries += parts[-1].num_rows
             bar.update(task, advance=batch.num_rows, note=f"{n_deliveries:,} deliveries")
-    seconds = time.perf_counter() - started
-    deliveries = pa.concat_tables(parts)
-    text_of = dict(zip(messages["id"].to_pylist(), messages["text"].to_pylist(), strict=True))
-    _print_examples(broker, subscriptions, messages, deliveries)
-    _print_standing(broker, "cy", text_of)
-    _print_totals(broker, deliveries, messages.num_rows, seconds)
-    errors.print("[dim]Next: nearcast match --help, or the ten lines of Python in the README.[/]", highlight=False)
+    return Run(pa.concat_tables(parts), time.perf_counter() - started, lambda _: broker)
 
 
-def _print_examples(broker: nc.Broker, subscriptions: pa.Table, messages: pa.Table, deliveries: pa.Table) -> None:
+def _on_spark(
+    subscriptions: pa.Table, messages: pa.Table, vocabulary: nc.Vocabulary, batch_size: int, folder: Path
+) -> Run:
+    """Stream files of messages through two shards."""
+    from nearcast.spark.session import session
+    from nearcast.spark.shards import shard_after, shards_of
+    from nearcast.spark.state import Folder
+    from nearcast.spark.stream import stream
+
+    (folder / "messages").mkdir()
+    for number, start in enumerate(range(0, messages.num_rows, batch_size)):
+        pq.write_table(messages.slice(start, batch_size), folder / "messages" / f"{number:05d}.parquet")
+    with errors.status("Starting Spark in local mode ..."):
+        spark = session()
+    state, n_shards = Folder(folder / "state"), 2
+    n_done = n_deliveries = 0
+    with progress_bar() as bar:
+        task = bar.add_task("streaming", total=messages.num_rows, note="first batch: workers start")
+
+        def told(metrics: Mapping[str, Any]) -> None:
+            nonlocal n_done, n_deliveries
+            n_done += metrics["messages"]
+            n_deliveries += metrics["deliveries"]
+            pace = metrics["messages"] / metrics["seconds"]
+            note = (
+                f"batch {metrics['batch']}, {pace:,.0f} messages/s, {n_deliveries:,} deliveries, "
+                f"{messages.num_rows - n_done:,} waiting, state {state.bytes_of() / 1e6:.1f} MB"
+            )
+            bar.update(task, completed=n_done, note=note)
+
+        source = spark.readStream.schema(spark.read.parquet(str(folder / "messages")).schema)
+        query = stream(
+            source.option("maxFilesPerTrigger", 1).parquet(str(folder / "messages")),
+            state=state.path,
+            subscriptions=spark.createDataFrame(subscriptions),
+            space=nc.Geographic(MAX_DIST),
+            vocabulary=vocabulary,
+            window=WINDOW,
+            shards=n_shards,
+            trigger={"availableNow": True},
+            on_batch=told,
+        )
+        started = time.perf_counter()
+        query.awaitTermination()
+        seconds = time.perf_counter() - started
+    spark.stop()
+    n_batches = -(-messages.num_rows // batch_size)
+    parts = [
+        pq.ParquetFile(state.path / "deliveries" / f"batch={batch}" / f"{shard:03d}.parquet").read()
+        for batch in range(n_batches)
+        for shard in range(n_shards)
+    ]
+    filled = [part for part in parts if part.num_rows]
+
+    def broker_of(subscription_id: str) -> nc.Broker:
+        [shard] = shards_of([subscription_id], n_shards).tolist()
+        return shard_after(state, shard, n_batches - 1)
+
+    return Run(pa.concat_tables(filled), seconds, broker_of)
+
+
+def _print_examples(run: Run, subscriptions: pa.Table, messages: pa.Table) -> None:
     """Show one delivery of each of the named subscribers, and why it was made."""
     wishes = {row["id"]: row for row in subscriptions.to_pylist()}
+    deliveries = run.deliveries
     output.rule("[bold]Who heard of what, and why")
     for subscription_id in ("ana", "bo", "di"):
         entered = pc.and_(pc.equal(deliveries["subscription"], subscription_id), pc.equal(deliveries["change"], 1))
@@ -72,7 +161,7 @@ def _print_examples(broker: nc.Broker, subscriptions: pa.Table, messages: pa.Tab
         [row] = messages.filter(pc.equal(messages["id"], message_id)).to_pylist()
         message = nc.Message(row["id"], row["lon"], row["lat"], row["text"], ts=row["ts"])
         wish = wishes[subscription_id]
-        explained = escape(str(broker.explain(subscription_id, message, is_published=True)))
+        explained = escape(str(run.broker_of(subscription_id).explain(subscription_id, message, is_published=True)))
         output.print(
             Panel(
                 f"[dim]wants:[/] {shortened(wish['expression'], 66)}\n"
@@ -100,24 +189,21 @@ def _print_standing(broker: nc.Broker, subscription_id: str, text_of: dict[str, 
     output.print(table, highlight=False)
 
 
-def _print_totals(broker: nc.Broker, deliveries: pa.Table, n_messages: int, seconds: float) -> None:
-    kinds = {
-        subscription_id: kind
-        for kind in ("boolean", "similar", "topk", "nearest")
-        for subscription_id in broker.ids(kind)
-    }
+def _print_totals(run: Run, subscriptions: pa.Table, n_messages: int) -> None:
+    kinds = dict(zip(subscriptions["id"].to_pylist(), subscriptions["kind"].to_pylist(), strict=True))
     table = Table(title="Deliveries", title_justify="left")
     table.add_column("kind")
     for name in ("subscriptions", "entered", "left"):
         table.add_column(name, justify="right")
-    owners = [kinds[subscription_id] for subscription_id in deliveries["subscription"].to_pylist()]
-    changes = list(zip(owners, deliveries["change"].to_pylist(), strict=True))
-    for kind, count in broker.stats().by_kind.items():
-        entered, left = changes.count((kind, 1)), changes.count((kind, -1))
+    owners = [kinds[subscription_id] for subscription_id in run.deliveries["subscription"].to_pylist()]
+    changes = Counter(zip(owners, run.deliveries["change"].to_pylist(), strict=True))
+    for kind in ("boolean", "similar", "topk", "nearest"):
+        entered, left = changes[kind, 1], changes[kind, -1]
+        count = sum(other == kind for other in kinds.values())
         table.add_row(kind, f"{count:,}", f"{entered:,}", f"{left:,}" if left else "")
     output.print(table, highlight=False)
     output.print(
-        f"{n_messages:,} messages against {len(broker):,} subscriptions in {seconds:.2f} s: "
-        f"[bold]{n_messages / seconds:,.0f} messages/s[/], {deliveries.num_rows:,} deliveries",
+        f"{n_messages:,} messages against {len(kinds):,} subscriptions in {run.seconds:.2f} s: "
+        f"[bold]{n_messages / run.seconds:,.0f} messages/s[/], {run.deliveries.num_rows:,} deliveries",
         highlight=False,
     )

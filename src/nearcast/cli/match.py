@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -64,10 +65,13 @@ def match(
         int,
         typer.Option(min=1, help="Messages published at once; changes of top-k and nearest are net per batch."),
     ] = 10_000,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that match messages; as many as there are cores by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
     """Match a file of messages against a file of subscriptions and write the deliveries."""
-    broker = broker_of(planar, max_dist, window_count, window_seconds, vocabulary)
+    broker = broker_of(planar, max_dist, window_count, window_seconds, vocabulary, threads or os.cpu_count() or 1)
     check_outputs([out, results, rejected], [subscriptions, messages, *filter(None, [vocabulary])])
     subscription_rows, message_rows = read_rows(subscriptions), read_rows(messages)
     check_topk_has_window(subscription_rows.table, broker)

@@ -40,6 +40,7 @@ def broker_of(
     window_count: int | None,
     window_seconds: float | None,
     vocabulary: Path | None,
+    threads: int = 1,
 ) -> nc.Broker:
     """Return the broker that the options describe."""
     if window_count is not None and window_seconds is not None:
@@ -54,7 +55,8 @@ def broker_of(
         space = nc.Planar(*planar) if max_dist is None else nc.Planar(*planar, max_dist=max_dist)
     else:
         space = nc.Geographic() if max_dist is None else nc.Geographic(max_dist)
-    return nc.Broker(space=space, vocabulary=nc.Vocabulary.open(vocabulary) if vocabulary else None, window=window)
+    words = nc.Vocabulary.open(vocabulary) if vocabulary else None
+    return nc.Broker(space=space, vocabulary=words, window=window, threads=threads)
 
 
 def check_topk_has_window(subscriptions: pa.Table, broker: nc.Broker) -> None:

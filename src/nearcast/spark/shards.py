@@ -87,11 +87,7 @@ def run_shard(folder: Folder, shard: int, batch: int) -> Report:
     _freeze_once()
     started = time.perf_counter()
     key = (folder.run(), shard)
-    broker, last = _held.pop(key, (None, 0))
-    if broker is None or last >= batch or not all(map(folder.has_input, range(last + 1, batch))):
-        broker, last = folder.open_shard(shard, batch - 1)
-    for missed in range(last + 1, batch):
-        _taken_in(broker, folder, shard, missed, is_repeated=True)
+    broker, last = _brought_to(folder, shard, batch - 1, _held.pop(key, None))
     n_messages, deliveries, rejected = _taken_in(broker, folder, shard, batch)
     folder.write_table("deliveries", batch, f"{shard:03d}", deliveries)
     if rejected.num_rows:
@@ -102,7 +98,22 @@ def run_shard(folder: Folder, shard: int, batch: int) -> Report:
         folder.save_shard(shard, batch, broker)
     _held[key] = broker, batch
     seconds = time.perf_counter() - started
-    return Report(shard, len(broker), n_messages, deliveries.num_rows, seconds, batch - last - 1)
+    return Report(shard, len(broker), n_messages, deliveries.num_rows, seconds, batch - 1 - last)
+
+
+def shard_after(folder: Folder, shard: int, batch: int) -> Broker:
+    """Return a shard as it is after a batch, to be asked for results and explanations."""
+    return _brought_to(folder, shard, batch, None)[0]
+
+
+def _brought_to(folder: Folder, shard: int, batch: int, held: tuple[Broker, int] | None) -> tuple[Broker, int]:
+    """Return a shard as it is after a batch, and after which batch it was held or kept."""
+    broker, last = held or (None, batch + 1)
+    if broker is None or last > batch or not all(map(folder.has_input, range(last + 1, batch + 1))):
+        broker, last = folder.open_shard(shard, batch)
+    for missed in range(last + 1, batch + 1):
+        _taken_in(broker, folder, shard, missed, is_repeated=True)
+    return broker, last
 
 
 def _taken_in(
