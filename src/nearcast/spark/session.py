@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from pyspark.sql import SparkSession
 
-from nearcast.spark.java import use_java
+from nearcast.java import use_java
 
 QUIET = f"-Dlog4j2.configurationFile=file:{files('nearcast.spark') / 'log4j2.properties'}"
 FORK = "-Djdk.lang.Process.launchMechanism=VFORK"

@@ -34,6 +34,7 @@ class Report(NamedTuple):
     subscriptions: int
     messages: int
     deliveries: int
+    rejected: int
     seconds: float
     repeated: int
 
@@ -98,7 +99,7 @@ def run_shard(folder: Folder, shard: int, batch: int) -> Report:
         folder.save_shard(shard, batch, broker)
     _held[key] = broker, batch
     seconds = time.perf_counter() - started
-    return Report(shard, len(broker), n_messages, deliveries.num_rows, seconds, batch - 1 - last)
+    return Report(shard, len(broker), n_messages, deliveries.num_rows, rejected.num_rows, seconds, batch - 1 - last)
 
 
 def shard_after(folder: Folder, shard: int, batch: int) -> Broker:

@@ -22,7 +22,7 @@ from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
 COUNTS = "messages long, changes long, rejected long"
-REPORT = "shard int, subscriptions long, messages long, deliveries long, seconds double, repeated int"
+REPORT = "shard int, subscriptions long, messages long, deliveries long, rejected long, seconds double, repeated int"
 
 
 def stream(
@@ -121,6 +121,7 @@ def _process(
     metrics = {
         "batch": batch,
         **counts,
+        "rejected": counts["rejected"] + sum(report.rejected for report in reports),
         "deliveries": sum(report.deliveries for report in reports),
         "subscriptions": sum(report.subscriptions for report in reports),
         "seconds": time.perf_counter() - started,
@@ -157,6 +158,7 @@ def _run_shards(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> I
             ("subscriptions", pa.int64()),
             ("messages", pa.int64()),
             ("deliveries", pa.int64()),
+            ("rejected", pa.int64()),
             ("seconds", pa.float64()),
             ("repeated", pa.int32()),
         ]

@@ -1,0 +1,241 @@
+"""A pipeline in one TOML file: read, checked, and turned into the arguments of `stream`.
+
+Errors name the line. What a table may hold is in TABLES; docs/pipeline.md explains it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nearcast.errors import NearcastError
+from nearcast.model import CountWindow, Geographic, Planar, Space, TimeWindow, Window
+from nearcast.text.analyzer import Analyzer
+from nearcast.text.vocabulary import Vocabulary
+
+FILE_FORMATS = ("parquet", "json")
+Fields = dict[str, type | tuple[type, ...]]
+SOURCE: Fields = {
+    "format": str,
+    "path": str,
+    "files_per_batch": int,
+    "servers": str,
+    "topic": str,
+    "rows_per_batch": int,
+}
+SINK: Fields = {"format": str, "path": str, "servers": str, "topic": str}
+TABLES: dict[str, Fields] = {
+    "pipeline": {"state": str, "shards": int, "snapshot_every": int, "trigger": str},
+    "messages": SOURCE,
+    "subscriptions": {"format": str, "path": str},
+    "changes": SOURCE,
+    "space": {
+        "kind": str,
+        **{name: (int, float) for name in ("max_dist", "min_x", "min_y", "max_x", "max_y")},
+    },
+    "window": {"count": int, "seconds": (int, float)},
+    "text": {"vocabulary": str, "stop_words": str, "stem": str},
+    "sinks": SINK,
+    "spark": {},
+}
+NAMES: dict[Any, str] = {str: "text", int: "a whole number", (int, float): "a number"}
+
+
+class ConfigError(NearcastError):
+    """A pipeline file that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What a pipeline file says; paths are relative to the file."""
+
+    state: Path
+    messages: Mapping[str, Any]
+    subscriptions: Mapping[str, Any] | None
+    changes: Mapping[str, Any] | None
+    space: Space
+    window: Window | None
+    vocabulary: Vocabulary
+    shards: int = 2
+    snapshot_every: int = 20
+    trigger: Mapping[str, Any] = field(default_factory=dict)
+    sinks: tuple[Mapping[str, Any], ...] = ()
+    spark: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_pipeline(path: Path) -> Pipeline:
+    """Read and check a pipeline file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return _Reader(path, text, content).pipeline()
+
+
+class _Reader:
+    def __init__(self, path: Path, text: str, content: Mapping[str, Any]):
+        self.path, self.lines, self.content = path, text.splitlines(), content
+
+    def fail(self, message: str, table: str = "", key: str = "") -> ConfigError:
+        """Return an error that names the line of a key, or of its table."""
+        place = f", line {line}" if (line := self._line(table, key)) else ""
+        return ConfigError(f"{self.path}{place}: {message}")
+
+    def _line(self, table: str, key: str) -> int:
+        current, found = "", 0
+        for number, line in enumerate(self.lines, 1):
+            if head := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+                current = head[1]
+                found = number if current == table and not found else found
+            elif key and current == table and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", line):
+                return number
+        return found
+
+    def pipeline(self) -> Pipeline:
+        for table in self.content:
+            if table not in TABLES:
+                raise self.fail(f"[{table}] is not known; there are {', '.join(TABLES)}", table)
+        main = self.table("pipeline", needed=("state",))
+        sinks = tuple(self.checked("sinks", sink, needed=("format",)) for sink in self.list_of_tables("sinks"))
+        for sink in sinks:
+            self.check_place("sinks", sink, (*FILE_FORMATS, "console", "kafka"))
+        return Pipeline(
+            state=self.path.parent / main["state"],
+            messages=self.source("messages") or self.missing("messages"),
+            subscriptions=self.source("subscriptions"),
+            changes=self.source("changes"),
+            space=self.space(),
+            window=self.window(),
+            vocabulary=self.vocabulary(),
+            shards=self.at_least_one("pipeline", main, "shards", 2),
+            snapshot_every=self.at_least_one("pipeline", main, "snapshot_every", 20),
+            trigger=self.trigger(main),
+            sinks=sinks,
+            spark={key: str(value) for key, value in self.flat_spark().items()},
+        )
+
+    def missing(self, table: str) -> Any:
+        raise self.fail(f"[{table}] is missing")
+
+    def table(self, name: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
+        value = self.content.get(name, {})
+        if not isinstance(value, dict):
+            raise self.fail(f"{name} must be a table, [{name}]", name)
+        if needed and name not in self.content:
+            self.missing(name)
+        return self.checked(name, value, needed)
+
+    def list_of_tables(self, name: str) -> list[dict[str, Any]]:
+        value = self.content.get(name, [])
+        if not isinstance(value, list):
+            raise self.fail(f"{name} must be a list of tables, [[{name}]]", name)
+        return value
+
+    def checked(self, name: str, values: Mapping[str, Any], needed: tuple[str, ...] = ()) -> dict[str, Any]:
+        known = TABLES[name]
+        for key, value in values.items():
+            if key not in known:
+                raise self.fail(f"{key} is not known in [{name}]; there are {', '.join(known)}", name, key)
+            if not isinstance(value, known[key]) or isinstance(value, bool):
+                raise self.fail(f"{key} is {value!r}; it must be {NAMES[known[key]]}", name, key)
+        for key in needed:
+            if key not in values:
+                raise self.fail(f"{key} is missing in [{name}]", name)
+        return dict(values)
+
+    def at_least_one(self, table: str, values: Mapping[str, Any], key: str, default: int) -> int:
+        value = int(values.get(key, default))
+        if value < 1:
+            raise self.fail(f"{key} is {value}; it must be at least 1", table, key)
+        return value
+
+    def source(self, name: str) -> dict[str, Any] | None:
+        if name not in self.content:
+            return None
+        values = self.table(name, needed=("format",))
+        formats = FILE_FORMATS if name == "subscriptions" else (*FILE_FORMATS, "kafka")
+        self.check_place(name, values, formats)
+        for key in ("files_per_batch", "rows_per_batch"):
+            if key in values:
+                self.at_least_one(name, values, key, 1)
+        return values
+
+    def check_place(self, name: str, values: dict[str, Any], formats: tuple[str, ...]) -> None:
+        """Check format and place of a source or sink, and make its path absolute."""
+        if values["format"] not in formats:
+            raise self.fail(f"format is {values['format']!r}; it must be one of {', '.join(formats)}", name, "format")
+        needed = {"kafka": ("servers", "topic"), "console": ()}.get(values["format"], ("path",))
+        for key in needed:
+            if key not in values:
+                raise self.fail(f"{key} is missing in [{name}]; {values['format']} needs it", name)
+        if "path" in values:
+            values["path"] = str(self.path.parent / values["path"])
+
+    def space(self) -> Space:
+        values = self.table("space")
+        kind = values.pop("kind", "geographic")
+        kinds: dict[str, Any] = {"geographic": Geographic, "planar": Planar}
+        if kind not in kinds:
+            raise self.fail(f"kind is {kind!r}; it must be geographic or planar", "space", "kind")
+        try:
+            space: Space = kinds[kind](**values)
+        except (NearcastError, TypeError) as error:
+            raise self.fail(str(error).removeprefix(f"{kinds[kind].__name__}.__init__() "), "space") from error
+        return space
+
+    def window(self) -> Window | None:
+        values = self.table("window")
+        if len(values) > 1:
+            raise self.fail("count and seconds are both given; a pipeline has one window", "window")
+        try:
+            if "count" in values:
+                return CountWindow(values["count"])
+            return TimeWindow(values["seconds"]) if "seconds" in values else None
+        except NearcastError as error:
+            raise self.fail(str(error), "window", next(iter(values))) from error
+
+    def vocabulary(self) -> Vocabulary:
+        values = self.table("text")
+        try:
+            if "vocabulary" in values:
+                if len(values) > 1:
+                    raise self.fail("a vocabulary has its own stop_words and stem; leave them out", "text")
+                return Vocabulary.open(self.path.parent / values["vocabulary"])
+            return Vocabulary.fit([], analyzer=Analyzer(**values))
+        except ConfigError:
+            raise
+        except NearcastError as error:
+            raise self.fail(str(error), "text", next(iter(values))) from error
+
+    def trigger(self, main: Mapping[str, Any]) -> dict[str, Any]:
+        value = main.get("trigger")
+        if value is None:
+            return {}
+        if value == "available-now":
+            return {"availableNow": True}
+        if not re.fullmatch(r"\d+ (milliseconds?|seconds?|minutes?|hours?)", value):
+            raise self.fail(
+                f"trigger is {value!r}; it must be 'available-now' or like '5 seconds'", "pipeline", "trigger"
+            )
+        return {"processingTime": value}
+
+    def flat_spark(self) -> dict[str, Any]:
+        """Return Spark's settings with dotted names, whether they were quoted or not."""
+
+        def flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for key, value in values.items():
+                found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+            return found
+
+        value = self.content.get("spark", {})
+        if not isinstance(value, dict):
+            raise self.fail("spark must be a table, [spark]", "spark")
+        return flat(value, "")

@@ -1,0 +1,125 @@
+"""A pipeline file is checked to the line, and runs: files in, files out."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nearcast.errors import NearcastError
+from nearcast.spark.config import read_pipeline
+
+GOOD = """\
+[pipeline]
+state = "state"
+trigger = "available-now"
+
+[messages]
+format = "json"
+path = "messages"
+files_per_batch = 1
+
+[subscriptions]
+format = "json"
+path = "subscriptions.jsonl"
+
+[space]
+kind = "planar"
+min_x = 0
+min_y = 0
+max_x = 10
+max_y = 10
+
+[window]
+count = 100
+
+[text]
+stop_words = "english"
+
+[[sinks]]
+format = "json"
+path = "out"
+
+[spark]
+master = "local[1,4]"
+spark.sql.shuffle.partitions = 3
+"""
+
+
+def test_a_good_file(tmp_path):
+    (tmp_path / "pipeline.toml").write_text(GOOD)
+    pipeline = read_pipeline(tmp_path / "pipeline.toml")
+    assert pipeline.state == tmp_path / "state"
+    assert pipeline.messages["path"] == str(tmp_path / "messages")
+    assert pipeline.trigger == {"availableNow": True}
+    assert (pipeline.shards, pipeline.window.size, pipeline.space.max_x) == (2, 100, 10)
+    assert pipeline.spark == {"master": "local[1,4]", "spark.sql.shuffle.partitions": "3"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('state = "state"', "state = 3", "line 2: state is 3; it must be text"),
+        ('state = "state"\n', "", "line 1: state is missing in [pipeline]"),
+        ('"available-now"', '"soon"', "line 3: trigger is 'soon'; it must be 'available-now' or like '5 seconds'"),
+        ("[messages]", "[mesages]", "line 5: [mesages] is not known; there are pipeline, messages,"),
+        ('format = "json"\npath = "messages"', 'format = "xml"', "line 6: format is 'xml'; it must be one of parquet,"),
+        ('path = "messages"\n', "", "line 5: path is missing in [messages]; json needs it"),
+        ("files_per_batch = 1", "files_per_batch = 0", "line 8: files_per_batch is 0; it must be at least 1"),
+        ("files_per_batch = 1", "files_per_bach = 1", "line 8: files_per_bach is not known in [messages]; there are"),
+        ('kind = "planar"', 'kind = "round"', "line 15: kind is 'round'; it must be geographic or planar"),
+        ("max_x = 10", "max_x = -1", "line 14: "),
+        ("max_y = 10\n", "", "line 14: missing 1 required positional argument: 'max_y'"),
+        ("count = 100", "count = 0", "line 22: "),
+        ("count = 100", "count = 100\nseconds = 3", "line 21: count and seconds are both given"),
+        ('stop_words = "english"', 'stop_words = "klingon"', "line 25: "),
+        ('stop_words = "english"', 'vocabulary = "no"', "line 25: "),
+        ("[[sinks]]", "[sinks]", "line 27: sinks must be a list of tables, [[sinks]]"),
+        ('path = "out"', "", "line 27: path is missing in [sinks]; json needs it"),
+        ("count = 100", "count = ", "Invalid value (at line 22, column 9)"),
+    ],
+)
+def test_bad_files_are_refused_with_the_line(tmp_path, old, new, message):
+    assert old in GOOD
+    (tmp_path / "pipeline.toml").write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(NearcastError) as caught:
+        read_pipeline(tmp_path / "pipeline.toml")
+    assert message in str(caught.value)
+
+
+def nearcast(*arguments):
+    command = [sys.executable, "-c", "from nearcast.cli.main import run; run()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_a_pipeline_runs_and_runs_again(tmp_path):
+    (tmp_path / "pipeline.toml").write_text(GOOD)
+    done = nearcast("run", tmp_path / "pipeline.toml", "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "is good: messages (json), subscriptions (json) through 2 shards" in " ".join(done.stdout.split())
+    done = nearcast("run", tmp_path / "pipeline.toml")
+    assert done.returncode == 1
+    assert "holds no files yet; at least one is needed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+    (tmp_path / "messages").mkdir()
+    subscriptions = [
+        {"id": "a", "kind": "boolean", "expression": "tea", "x": 5, "y": 5, "radius": 2},
+        {"id": "b", "kind": "topk", "expression": "tea cake", "x": 1, "y": 1, "k": 2},
+        {"id": "c", "kind": "nearest", "expression": "tea", "x": 1, "y": 1, "k": 0},
+    ]
+    (tmp_path / "subscriptions.jsonl").write_text("\n".join(map(json.dumps, subscriptions)))
+    messages = [{"id": i, "x": i, "y": i, "text": "the tea", "ts": f"2026-01-0{i}T00:00:00Z"} for i in range(1, 10)]
+    (tmp_path / "messages" / "1.json").write_text("\n".join(map(json.dumps, messages[:5])))
+    done = nearcast("run", tmp_path / "pipeline.toml")
+    assert done.returncode == 0, done.stderr
+    assert "5 messages, 4 deliveries, 1 rejected" in done.stdout
+    (tmp_path / "messages" / "2.json").write_text("\n".join(map(json.dumps, messages[5:])))
+    done = nearcast("run", tmp_path / "pipeline.toml")
+    assert done.returncode == 0, done.stderr
+    found = sorted(
+        (json.loads(line)["subscription"], json.loads(line)["message"], json.loads(line)["change"])
+        for file in (tmp_path / "out").rglob("*.json")
+        for line in file.read_text().splitlines()
+    )
+    assert found == [("a", 4, 1), ("a", 5, 1), ("a", 6, 1), ("b", 1, 1), ("b", 2, 1)]
