@@ -7,10 +7,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-compiled test-nojit lint check format soak bench-text bench-boolean lock clean
+.PHONY: help run demo setup test test-compiled test-nojit lint check format soak bench-text bench-boolean \
+	bench-boolean-sweeps lock clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/run.done  ## set up if needed, and run the whole engine on the bundled sample
 	@$(BIN)/nearcast demo
@@ -42,14 +43,17 @@ format: .venv/dev.done  ## put the code into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-soak: .venv/dev.done  ## thousands of generated scenarios of every kind against the oracle; takes about 10 minutes
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/contract
+soak: .venv/dev.done  ## thousands of generated scenarios against the oracle, and many kills of a pipeline; takes about half an hour
+	HYPOTHESIS_PROFILE=soak NEARCAST_KILL_SEEDS=10 $(BIN)/python -m pytest tests/contract tests/spark/test_failures.py
 
 bench-text: .venv/dev.done  ## how many tokens a second the analyzer reads
 	$(BIN)/python benchmarks/bench_text.py
 
 bench-boolean: .venv/dev.done  ## how fast boolean subscriptions are, and how much they hold
-	$(BIN)/python benchmarks/bench_boolean.py
+	$(BIN)/python benchmarks/bench_boolean.py $(OPTIONS)
+
+bench-boolean-sweeps: .venv/dev.done  ## the sweeps of the AP-Tree paper against it, as plots; FULL=1 takes hours
+	$(BIN)/python benchmarks/bench_boolean_sweeps.py $(if $(FULL),--full) $(OPTIONS)
 
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv

@@ -1,17 +1,19 @@
-"""How fast are boolean subscriptions, and how much do they hold? Generated data, one core.
+"""How fast are boolean subscriptions, and how much do they hold? On one core and on two, generated and real data.
 
-Reported for each number of subscriptions: the time to build the index, bytes a subscription, messages a second
-through the index alone (candidates found, verified and in order) with matches and postings read a message, and
-through the broker with the analysis of keywords and the table of deliveries; the latency of publishing one message.
+For each workload and number of subscriptions: the index alone (candidates found and verified), then a whole broker with
+the analysis of keywords and the table of deliveries. Every round has messages of its own; one core and two take turns
+in it. Last, the first call of a fresh process.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import statistics
+import platform
 import time
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,147 +21,239 @@ from rich.console import Console
 from rich.table import Table
 
 import nearcast as nc
-from nearcast.columns import MessageColumns, SubscriptionColumns
+from boolean_inputs import SPACE, Columns, fitted, message_table, subscription_table
+from first_call import first_calls
+from matching import fill, found, n_bytes
 from nearcast.index.adaptive import AdaptiveIndex
-from nearcast.index.compile import compiled
-from workloads import boolean_subscriptions, zipf_messages
+from nearcast.index.book import rows_between
+from timing import machine_ratio, one_core, seconds, spread
+from workloads import WORKLOADS, Workload
 
-SPACE = nc.Planar(-0.1, -0.1, 1.1, 1.1)
-VOCABULARY = 100_000
-N_MESSAGES = 4_000
+N_BUILDS = 3
+N_SINGLE = 2_000
+# As many pieces for each of two threads as a broker makes.
+N_PIECES = 8
+
+log = Console(stderr=True, log_path=False, soft_wrap=True).log
+
+
+class Figure(NamedTuple):
+    """A line of the result: a value for each round."""
+
+    what: str
+    values: list[float]
+    digits: int = 0
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure, print tables, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000], help="numbers of subscriptions")
-    parser.add_argument("--broker", type=int, default=100_000, help="largest size that also runs through the broker")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000], help="numbers of subscriptions")
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS, help="(default: all)")
+    parser.add_argument("--messages", type=int, default=20_000, help="messages of a round (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
+    parser.add_argument("--no-broker", action="store_true", help="measure the index alone")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
     options = parser.parse_args()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    words = np.array([f"w{i}" for i in range(VOCABULARY)])
-    sample = zipf_messages(50_000, seed=3)
-    vocabulary = nc.Vocabulary.fit(word_lists(words, sample.word_offsets, sample.words))
-    table = Table(title="Boolean subscriptions, one core: median (slowest to fastest)", title_justify="left")
-    for column in ("subscriptions", "what", "figure"):
-        table.add_column(column, justify="right" if column != "what" else "left")
-    for n in options.sizes:
-        for what, figure in index_figures(n, vocabulary, words, options.rounds).items():
-            table.add_row(f"{n:,}", what, figure)
-        if n <= options.broker:
-            for what, figure in broker_figures(n, vocabulary, words, options.rounds).items():
-                table.add_row(f"{n:,}", what, figure)
-    Console().print(table, highlight=False)
+    results: dict[tuple[str, int], list[Figure]] = {}
+    for name in options.workloads:
+        log(f"{name}: reading")
+        workload = WORKLOADS[name]()
+        if workload is None:
+            log(f"{name}: skipped, its file is not here (set NEARCAST_DATA to the folder that has it)")
+            continue
+        for n in options.sizes:
+            results[name, n] = index_figures(workload, n, options)
+            if not options.no_broker:
+                results[name, n] += broker_figures(workload, n, options)
+    log("the first call of a fresh process")
+    first = [Figure(f"{step}, s", values, 2) for step, values in first_calls(options.rounds).items()]
+    print_tables(results, first)
+    if options.json:
+        write(options.json, results, first)
 
 
-def word_lists(words: Any, offsets: Any, numbers: Any) -> pa.Array:
-    """Return ragged word numbers as an Arrow column of lists of words."""
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(words[numbers]))
+# --- the index alone
 
 
-def index_figures(n: int, vocabulary: nc.Vocabulary, words: Any, rounds: int) -> dict[str, str]:
+def index_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
     """Return the figures of the index alone."""
-    ids_of_words = np.array([vocabulary.admit(word) for word in words], np.int32)
-    columns = boolean_columns(n, vocabulary, ids_of_words)
+    say = progress(workload, n)
+    say("making subscriptions")
+    columns = Columns(workload)
+    subscriptions = columns.of_subscriptions(workload.subscriptions(n))
+    say("building the index")
     build_times = []
-    for _ in range(2):  # the first may compile
-        index = AdaptiveIndex(SPACE, vocabulary)
-        started = time.perf_counter()
-        index.insert(np.arange(n), columns)
-        index.activate(np.arange(n))
-        build_times.append(time.perf_counter() - started)
-    points = zipf_messages(N_MESSAGES, seed=99)
-    messages = message_columns(points, ids_of_words)
-    list(index.candidates(messages))
-    speeds, n_found, read = [], 0, index.n_read
-    for _ in range(rounds):
-        started = time.perf_counter()
-        n_found = sum(pairs.rows.size for pairs in index.candidates(messages))
-        speeds.append(N_MESSAGES / (time.perf_counter() - started))
-    n_bytes = sum(array.nbytes for part in index._view.segments for array in part.segment)
-    return {
-        "index build": f"{build_times[-1]:.2f} s",
-        "bytes of postings a subscription": f"{n_bytes / n:.1f}",
-        "bytes with columns": f"{(n_bytes + sum(array.nbytes for array in columns)) / n:.1f}",
-        "index, messages/s": spread(speeds),
-        "matches a message": f"{n_found / N_MESSAGES:.1f}",
-        "postings read a message": f"{(index.n_read - read) / rounds / N_MESSAGES:.1f}",
-    }
+    with one_core():
+        filled(columns.vocabulary, 1_000, subscriptions)  # compiles
+        for _ in range(N_BUILDS):
+            index = None  # the one before need not be held any longer
+            started = time.perf_counter()
+            index = filled(columns.vocabulary, n, subscriptions)
+            build_times.append(time.perf_counter() - started)
+    say("matching through the index")
+    messages = columns.of_messages(workload.stream((2 * options.rounds + 1) * options.messages))
+    starts = range(0, messages.x.size, options.messages)
+    batches = [rows_between(messages, start, start + options.messages) for start in starts]
+    bytes_of_index = n_bytes(index) / n
+    bytes_of_columns = sum(array.nbytes for array in subscriptions) / n
+    return [
+        Figure("index: build, s", build_times, 2),
+        Figure("index: bytes of postings a subscription", [bytes_of_index], 1),
+        Figure("index: bytes of columns a subscription", [bytes_of_columns], 1),
+        Figure("index: bytes of both a subscription", [bytes_of_index + bytes_of_columns], 1),
+        *matching_figures(index, subscriptions, batches),
+    ]
 
 
-def boolean_columns(n: int, vocabulary: nc.Vocabulary, ids_of_words: Any) -> SubscriptionColumns:
-    """Return generated subscriptions as columns, as a broker would compile them."""
-    offsets, words, boxes = boolean_subscriptions(n)
-    token_ids = ids_of_words[words]
-    rows = np.repeat(np.arange(n), np.diff(offsets))
-    return compiled([], vocabulary, 0)._replace(
-        kinds=np.zeros(n, np.int8),
-        orders=np.arange(n),
-        numbers=boxes,
-        ks=np.zeros(n, np.int32),
-        similarities=np.zeros(n, np.int8),
-        shapes=np.ones(n, np.int8),
-        token_offsets=np.zeros(n + 1, np.int32),
-        clause_offsets=np.arange(n + 1, dtype=np.int32),
-        required_offsets=offsets.astype(np.int32),
-        required_ids=token_ids[np.lexsort((token_ids, rows))],
-        forbidden_offsets=np.zeros(n + 1, np.int32),
-    )
+def matching_figures(index: AdaptiveIndex, subscriptions: Any, batches: list[Any]) -> list[Figure]:
+    """Return the figures of matching on one core and on two, in turn; the first batch warms both ways.
+
+    Each way has messages of its own, or the second would find in the caches what the first has read.
+    """
+    n_messages = batches[0].x.size
+    n_matches = n_read = 0
+    alone, both, match_times, machine_ratios = [], [], [], []
+    with ThreadPoolExecutor(2) as pool:
+        found(index, subscriptions, batches[0])
+        n_found_in_pieces(index, subscriptions, batches[0], pool)
+        for batch, other in zip(batches[1::2], batches[2::2], strict=True):
+            n_read -= index.n_read
+            with one_core():
+                started = time.perf_counter()
+                n_found = found(index, subscriptions, batch).rows.size
+                alone.append(time.perf_counter() - started)
+            n_read += index.n_read
+            n_matches += n_found
+            match_times.append(1e9 * alone[-1] / max(n_found, 1))
+            both.append(seconds(lambda other=other: n_found_in_pieces(index, subscriptions, other, pool)))
+            machine_ratios.append(machine_ratio(pool))
+    n_matched = n_messages * len(alone)
+    return [
+        *speed_figures("index: messages/s", "core", n_messages, alone, both),
+        Figure("machine: two cores over one, hashing", machine_ratios, 2),
+        Figure("index: matches a message", [n_matches / n_matched], 1),
+        Figure("index: ns a match, one core", match_times),
+        Figure("index: postings read a message", [n_read / n_matched], 1),
+    ]
 
 
-def message_columns(points: Any, ids_of_words: Any) -> MessageColumns:
-    """Return generated messages as columns."""
-    token_ids = ids_of_words[points.words]
-    rows = np.repeat(np.arange(points.x.size), np.diff(points.word_offsets))
-    weights = np.zeros(token_ids.size)
-    return MessageColumns(
-        points.x,
-        points.y,
-        points.word_offsets,
-        token_ids[np.lexsort((token_ids, rows))],
-        weights,
-        weights,
-        np.zeros(points.x.size, np.int64),
-        np.arange(points.x.size),
-    )
+def speed_figures(what: str, unit: str, n_messages: int, alone: list[float], both: list[float]) -> list[Figure]:
+    """Return messages a second on one and on two of a unit, and the ratio within each round."""
+    return [
+        Figure(f"{what}, one {unit}", [n_messages / taken for taken in alone]),
+        Figure(f"{what}, two {unit}s", [n_messages / taken for taken in both]),
+        Figure(f"{what}, two {unit}s over one", [one / two for one, two in zip(alone, both, strict=True)], 2),
+    ]
 
 
-def broker_figures(n: int, vocabulary: nc.Vocabulary, words: Any, rounds: int) -> dict[str, str]:
-    """Return the figures of a whole broker."""
-    offsets, numbers, boxes = boolean_subscriptions(n)
-    sides = {name: boxes[:, i] for i, name in enumerate(("min_x", "min_y", "max_x", "max_y"))}
-    lists = word_lists(words, offsets, numbers)
-    table = pa.table({"id": np.arange(n), "kind": pa.array(["boolean"] * n), "keywords": lists, **sides})
-    broker = nc.Broker(space=SPACE, vocabulary=vocabulary)
-    started = time.perf_counter()
-    broker.subscribe(table)
-    subscribe_seconds = time.perf_counter() - started
-    points = zipf_messages(N_MESSAGES, seed=99)
-    lists = word_lists(words, points.word_offsets, points.words)
-    messages = pa.table({"id": np.arange(N_MESSAGES), "x": points.x, "y": points.y, "keywords": lists})
-    broker.publish_batch(messages)
-    speeds = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        broker.publish_batch(messages)
-        speeds.append(N_MESSAGES / (time.perf_counter() - started))
-    latencies = []
-    for row in messages.slice(0, 1000).to_pylist():
-        message = nc.Message(row["id"], row["x"], row["y"], row["keywords"])
-        started = time.perf_counter()
-        broker.publish(message)
-        latencies.append(1e6 * (time.perf_counter() - started))
-    return {
-        "broker.subscribe(table)": f"{subscribe_seconds:.1f} s",
-        "broker.publish_batch, messages/s": spread(speeds),
-        "broker.publish, µs": f"{np.median(latencies):.0f}, 99 % below {np.percentile(latencies, 99):.0f}",
-    }
+def filled(vocabulary: nc.Vocabulary, n: int, subscriptions: Any) -> AdaptiveIndex:
+    """Return an index of the first `n` subscriptions."""
+    index = AdaptiveIndex(SPACE, vocabulary)
+    fill(index, np.arange(n), subscriptions)
+    return index
 
 
-def spread(values: list[float]) -> str:
-    """Return the median with the slowest and the fastest."""
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+def n_found_in_pieces(index: AdaptiveIndex, subscriptions: Any, messages: Any, pool: ThreadPoolExecutor) -> int:
+    """Return the number of matches, found by several threads as a broker does it."""
+    step = -(-messages.x.size // N_PIECES)
+    pieces = [rows_between(messages, start, start + step) for start in range(0, messages.x.size, step)]
+    return sum(pool.map(lambda piece: found(index, subscriptions, piece).rows.size, pieces))
+
+
+# --- through the broker
+
+
+def broker_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
+    """Return the figures of whole brokers, one of one thread and one of two."""
+    say = progress(workload, n)
+    say("subscribing through brokers")
+    brokers = [nc.Broker(space=SPACE, vocabulary=fitted(workload), threads=threads) for threads in (1, 2)]
+    subscribe_times = subscribed(brokers, subscription_table(workload, workload.subscriptions(n)))
+    say("publishing through brokers")
+    messages = message_table(workload, workload.stream((options.rounds + 1) * options.messages))
+    batches = [messages.slice(start, options.messages) for start in range(0, len(messages), options.messages)]
+    for broker in brokers:  # and the threads start, free to run anywhere
+        broker.publish_batch(batches[0])
+    alone, both = [], []
+    for batch in batches[1:]:
+        with one_core():
+            alone.append(seconds(lambda batch=batch: brokers[0].publish_batch(batch)))
+        both.append(seconds(lambda batch=batch: brokers[1].publish_batch(batch)))
+    say("publishing and subscribing one by one")
+    rows = batches[0].slice(0, N_SINGLE).to_pylist()
+    some = [nc.Message(row["id"], row["x"], row["y"], row["keywords"]) for row in rows]
+    new = single_subscriptions(workload, n)
+    with one_core():
+        publish_times = 1e6 * np.array([seconds(lambda one=one: brokers[0].publish(one)) for one in some])
+        subscribe_one = 1e6 * np.array([seconds(lambda one=one: brokers[0].subscribe(one)) for one in new])
+    return [
+        Figure("broker: subscribe(table), s", subscribe_times, 1),
+        *speed_figures("broker: publish_batch, messages/s", "thread", options.messages, alone, both),
+        Figure("broker: publish one, µs, median", [np.median(publish_times)]),
+        Figure("broker: publish one, µs, 99 % are below", [np.percentile(publish_times, 99)]),
+        Figure("broker: subscribe one, µs, mean", [subscribe_one.mean()]),
+        Figure("broker: subscribe one, µs, slowest", [subscribe_one.max()]),
+    ]
+
+
+def subscribed(brokers: list[nc.Broker], table: pa.Table) -> list[float]:
+    """Return the seconds that each broker takes to register a table."""
+    with one_core():
+        return [seconds(lambda broker=broker: broker.subscribe(table)) for broker in brokers]
+
+
+def single_subscriptions(workload: Workload, first: int) -> list[nc.Boolean]:
+    """Return further subscriptions one by one."""
+    rows = subscription_table(workload, workload.subscriptions(N_SINGLE, first=first)).to_pylist()
+    return [
+        nc.Boolean(
+            first + row["id"],
+            row["keywords"],
+            within=nc.Box(row["min_x"], row["min_y"], row["max_x"], row["max_y"]),
+        )
+        for row in rows
+    ]
+
+
+# --- reporting
+
+
+def progress(workload: Workload, n: int) -> Any:
+    """Return a function that says what is being done."""
+    return lambda what: log(f"{workload.name}, {n:,} subscriptions: {what}")
+
+
+def print_tables(results: dict[tuple[str, int], list[Figure]], first: list[Figure]) -> None:
+    """Print a table for each workload, a column for each number of subscriptions, and one for the first call."""
+    console = Console(width=None if Console().is_terminal else 140)
+    for name in dict.fromkeys(name for name, _ in results):
+        sizes = [n for other, n in results if other == name]
+        table = Table(title=f"Boolean subscriptions, {name}: median (lowest to highest)", title_justify="left")
+        table.add_column("subscriptions")
+        for n in sizes:
+            table.add_column(f"{n:,}", justify="right")
+        for figures in zip(*(results[name, n] for n in sizes), strict=True):
+            table.add_row(figures[0].what, *(spread(figure.values).text(figure.digits) for figure in figures))
+        console.print(table, highlight=False)
+    table = Table("step", title="First call of a fresh process, kernels compiled before", title_justify="left")
+    table.add_column("median (lowest to highest)", justify="right")
+    for figure in first:
+        table.add_row(figure.what, spread(figure.values).text(figure.digits))
+    console.print(table, highlight=False)
+
+
+def write(path: str, results: dict[tuple[str, int], list[Figure]], first: list[Figure]) -> None:
+    """Write all figures as JSON."""
+    rows = [
+        {"workload": name, "subscriptions": n, "what": figure.what, **spread(figure.values)._asdict()}
+        for (name, n), figures in results.items()
+        for figure in figures
+    ]
+    rows += [{"what": f"first call: {figure.what}", **spread(figure.values)._asdict()} for figure in first]
+    machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(machine | {"rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +13,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import nearcast as nc
+from nearcast.index.growable import taken_rows
+
 DATA = Path(os.environ.get("NEARCAST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SAMPLE = Path(str(files("nearcast") / "sample" / "messages.parquet"))
+VOCABULARY = 100_000
+N_HISTORY = 50_000
+# Of real places so many are kept apart to be messages.
+MAX_STREAM = 200_000
+# Subscriptions made at once; more would take much memory on the way.
+PART = 1_000_000
+# How far a place that is used again moves, as a share of the space: less than half of the smallest square.
+JITTER = 0.002
 
 
 def texts(name: str, n_rows: int) -> pa.Array | None:
@@ -24,7 +37,7 @@ def texts(name: str, n_rows: int) -> pa.Array | None:
 
 
 class Points(NamedTuple):
-    """Generated messages: places in the unit square, and ragged rows of word numbers, ascending without repeats."""
+    """Messages: places in the unit square, and ragged rows of word numbers, ascending without repeats."""
 
     x: Any
     y: Any
@@ -32,7 +45,81 @@ class Points(NamedTuple):
     words: Any
 
 
-def zipf_messages(n: int, *, n_words: int = 9, vocabulary: int = 100_000, seed: int = 0) -> Points:
+class Squares(NamedTuple):
+    """Boolean subscriptions: ragged rows of word numbers, ascending, and boxes as min_x, min_y, max_x, max_y."""
+
+    word_offsets: Any
+    words: Any
+    boxes: Any
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Messages and subscriptions of one origin; the same call gives the same data."""
+
+    name: str
+    title: str
+    words: pa.Array  # strings, by word number
+    history: Points  # what the vocabulary is fitted to
+    stream: Callable[[int], Points]  # so many messages to be matched
+    sample: Callable[[int, int], Points]  # messages to make subscriptions of: from a number on, so many
+
+    def subscriptions(
+        self,
+        n: int,
+        *,
+        first: int = 0,
+        n_words: tuple[int, int] = (1, 5),
+        shares: tuple[float, float] = (1e-4, 1e-2),
+    ) -> Squares:
+        """Return a subscription for each sampled message: some of its words, and a square around it.
+
+        The number of words is drawn evenly, the square's share of the space evenly on a logarithmic scale.
+        """
+        starts = range(first, first + n, PART)
+        parts = [
+            squares(self.sample(start, min(PART, first + n - start)), n_words, shares, seed=1001 + start)
+            for start in starts
+        ]
+        sizes = np.concatenate([np.diff(part.word_offsets) for part in parts])
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return Squares(offsets, np.concatenate([p.words for p in parts]), np.concatenate([p.boxes for p in parts]))
+
+
+def squares(messages: Points, n_words: tuple[int, int], shares: tuple[float, float], *, seed: int) -> Squares:
+    """Return a subscription for each message; one that has too few words gives all of them."""
+    draw = np.random.default_rng(seed)
+    n = messages.x.size
+    sizes = np.diff(messages.word_offsets)
+    wanted = np.minimum(draw.integers(n_words[0], n_words[1] + 1, n), sizes)
+    rows = np.repeat(np.arange(n), sizes)
+    shuffled = np.lexsort((draw.random(rows.size), rows))
+    place_in_row = np.arange(rows.size) - np.repeat(messages.word_offsets[:-1], sizes)
+    chosen = shuffled[place_in_row < np.repeat(wanted, sizes)]
+    words = messages.words[chosen]
+    words = words[np.lexsort((words, rows[chosen]))]
+    half = np.sqrt(10 ** draw.uniform(*np.log10(shares), n)) / 2
+    x, y = messages.x, messages.y
+    boxes = np.stack([x - half, y - half, x + half, y + half], axis=1)
+    return Squares(np.concatenate([[0], np.cumsum(wanted)]), words, boxes)
+
+
+# --- generated
+
+
+def zipf() -> Workload:
+    """Return generated messages: words by Zipf's law, places in clusters."""
+    return Workload(
+        name="zipf",
+        title="words by Zipf's law, places in clusters",
+        words=pa.array([f"w{i}" for i in range(VOCABULARY)]),
+        history=zipf_messages(N_HISTORY, seed=3),
+        stream=lambda n: zipf_messages(n, seed=99),
+        sample=lambda first, n: zipf_messages(n, seed=1 + first),
+    )
+
+
+def zipf_messages(n: int, *, n_words: int = 9, vocabulary: int = VOCABULARY, seed: int = 0) -> Points:
     """Return messages with words by Zipf's law and places in 200 clusters of uneven size, a fifth anywhere."""
     draw = np.random.default_rng(seed)
     shares = 1 / np.arange(1, vocabulary + 1)
@@ -51,19 +138,60 @@ def zipf_messages(n: int, *, n_words: int = 9, vocabulary: int = 100_000, seed: 
     return Points(places[:, 0].copy(), places[:, 1].copy(), offsets, words[is_new])
 
 
-def boolean_subscriptions(n: int, *, seed: int = 1) -> tuple[Any, Any, Any]:
-    """Return word offsets, words and boxes: 1 to 5 words of a message, a square of 0.01 % to 1 % of the space."""
-    messages = zipf_messages(n, seed=seed)
-    draw = np.random.default_rng(seed + 1000)
-    sizes = np.diff(messages.word_offsets)
-    wanted = np.minimum(draw.integers(1, 6, n), sizes)
-    rows = np.repeat(np.arange(n), sizes)
-    shuffled = np.lexsort((draw.random(rows.size), rows))
-    place_in_row = np.arange(rows.size) - np.repeat(messages.word_offsets[:-1], sizes)
-    chosen = shuffled[place_in_row < np.repeat(wanted, sizes)]
-    words = messages.words[chosen]
-    words = words[np.lexsort((words, rows[chosen]))]
-    half = np.sqrt(10 ** draw.uniform(-4, -2, n)) / 2
-    x, y = messages.x, messages.y
-    boxes = np.stack([x - half, y - half, x + half, y + half], axis=1)
-    return np.concatenate([[0], np.cumsum(wanted)]), words, boxes
+# --- real
+
+
+def poi() -> Workload | None:
+    """Return the places of SimpleGeo, None if their file is not here: names and categories, at their points.
+
+    A place is history, a message, or made a subscription of, never two of them. There are fewer places than some
+    want subscriptions; beyond, places are drawn again and moved a little.
+    """
+    path = DATA / "poi_simplegeo.parquet"
+    if not path.exists():
+        return None
+    table = pq.read_table(path, columns=["lon", "lat", "text"])
+    numbers = nc.Vocabulary()
+    words = numbers.of_texts(table["text"])
+    x, y = (scaled(table[name].to_numpy()) for name in ("lon", "lat"))
+    # In the file, places that are near to each other follow each other.
+    order = np.random.default_rng(2011).permutation(np.flatnonzero(np.diff(words.token_offsets)))
+    everything = Points(x, y, words.token_offsets, words.token_ids)
+    history, stream, others = np.split(order, [N_HISTORY, N_HISTORY + MAX_STREAM])
+
+    def messages(n: int) -> Points:
+        if n > stream.size:
+            raise ValueError(f"{n:,} messages are wanted; {stream.size:,} places are kept for them")
+        return points_at(everything, stream[:n])
+
+    def sample(first: int, n: int) -> Points:
+        draw = np.random.default_rng(1 + first)
+        rows = np.arange(first, first + n)
+        is_again = rows >= others.size
+        rows[is_again] = draw.integers(0, others.size, int(is_again.sum()))
+        moved = draw.uniform(-JITTER, JITTER, (2, n)) * is_again
+        points = points_at(everything, others[rows])
+        return points._replace(x=(points.x + moved[0]).clip(0, 1), y=(points.y + moved[1]).clip(0, 1))
+
+    return Workload(
+        name="poi",
+        title="words and positions of real places",
+        words=pa.array([numbers.token(number) for number in range(len(numbers))]),
+        history=points_at(everything, history),
+        stream=messages,
+        sample=sample,
+    )
+
+
+def points_at(points: Points, rows: Any) -> Points:
+    """Return the messages of some rows."""
+    offsets, places = taken_rows(points.word_offsets, rows)
+    return Points(points.x[rows], points.y[rows], offsets, points.words[places])
+
+
+def scaled(values: Any) -> Any:
+    """Return values moved and stretched to reach from 0 to 1."""
+    return (values - values.min()) / (values.max() - values.min())
+
+
+WORKLOADS: dict[str, Callable[[], Workload | None]] = {"zipf": zipf, "poi": poi}

@@ -19,7 +19,7 @@ from nearcast.explain import Explanation, explanation
 from nearcast.index.book import Book, part_of
 from nearcast.index.compile import Parsed, compiled, compiled_boxes, parsed, taken
 from nearcast.index.growable import stacked
-from nearcast.index.matches import Matches, joined
+from nearcast.index.matches import joined
 from nearcast.index.protocol import unverified
 from nearcast.index.registry import INDEXES, IndexName
 from nearcast.intake import Intake, checked_id_type, id_type
@@ -522,13 +522,15 @@ class Broker:
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType) -> Outcome:
         found, n_candidates = self._book.found(messages)
         self._n_candidates += n_candidates
-        keeps_results = self._book.columns.ks[found.slots] > 0
+        to_keep, others = joined([]), found
+        if self._feeds:
+            keeps_results = self._book.columns.ks[found.slots] > 0
+            to_keep, others = found.chosen(keeps_results), found.chosen(~keeps_results)
         with self._change("publish"):
             if ids:
                 self._intake.id_type = id_type
             self._n_messages += len(ids)
-            changes = self._feeds.publish(Matches(*(part[keeps_results] for part in found)), messages, ids)
-        others = Matches(*(part[~keeps_results] for part in found))
+            changes = self._feeds.publish(to_keep, messages, ids)
         return self._counted(outcome(others, messages.arrivals, ids, changes))
 
     def _counted(self, result: Outcome) -> Outcome:

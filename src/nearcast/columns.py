@@ -207,14 +207,18 @@ def _checked_texts(texts: Any, keywords: Any, problems: _Problems) -> tuple[Any,
 
 
 def deliveries_table(subscriptions: Any, messages: Any, changes: Any, scores: Any, distances: Any) -> pa.Table:
-    """Return deliveries as an Arrow table; NaN stands for no score and no distance."""
+    """Return deliveries as an Arrow table; NaN, or None for all, stands for no score and no distance."""
     return pa.table(
         {
             "subscription": subscriptions,
             "message": messages,
             "change": pa.array(changes, pa.int8()),
-            "score": pa.array(scores, pa.float64(), from_pandas=True),
-            "distance": pa.array(distances, pa.float64(), from_pandas=True),
+            **{
+                name: pa.nulls(len(changes), pa.float64())
+                if values is None
+                else pa.array(values, pa.float64(), from_pandas=True)
+                for name, values in (("score", scores), ("distance", distances))
+            },
         }
     )
 

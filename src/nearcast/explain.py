@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, SubscriptionColumns, X, Y
-from nearcast.index.matches import Matches
+from nearcast.index.matches import Matches, filled
 from nearcast.kernels.verify import BOOLEAN, SIMILAR, TOPK
 from nearcast.model import KINDS, SIMILARITIES, Geographic, Id, Kind, Space
 from nearcast.results.standings import Entry
@@ -73,7 +73,7 @@ def explanation(
         checks = [Check(False, case.shared_words())]
     else:
         checks = [Check(True, case.shared_words())]
-        checks += case.top_score(float(match.scores[0])) if kind == TOPK else []
+        checks += case.top_score(float(filled(match.scores, 1)[0])) if kind == TOPK else []
         checks.append(case.rank(entry, standing, is_published))
         is_match = checks[-1].is_met
     return Explanation(subscription_id, message_id, KINDS[kind], is_match, tuple(checks))

@@ -21,7 +21,7 @@ import numpy as np
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.protocol import Pairs, unverified
 from nearcast.index.segment import Segment, Statistics, build_segment, described, own_statistics
-from nearcast.kernels.probe import count_words, probe
+from nearcast.kernels.probe import count_words, probe, unpacked
 from nearcast.model import Geographic, Space
 from nearcast.space.distance import bounds
 from nearcast.text.vocabulary import Vocabulary
@@ -34,7 +34,7 @@ TIER_RATIO = 4
 # Publishing makes a segment of the delta if need be, but leaves larger merges to those who subscribe.
 MAX_MERGED_BY_PUBLISHING = 4096
 # Words are compared after so many messages; beyond this divergence (in nats) a segment is built again.
-MIN_OBSERVED = 1 << 15
+MIN_OBSERVED = 1 << 17
 MAX_DIVERGENCE = 0.5
 MIN_COUNT = 16
 
@@ -150,14 +150,18 @@ class AdaptiveIndex:
                     scratch.found,
                 )
                 self.n_read += n_read
-                found = scratch.found[:n_found]
-                yield Pairs(found >> 32, (found & 0xFFFFFFFF) >> 1, (found & 1) == 0)
+                yield Pairs(*unpacked(scratch.found[:n_found]))
             self.n_probed += n_messages
         finally:
             self._scratches.append(scratch)
         delta = view.delta[is_alive[view.delta]]
         if delta.size and n_messages:
             yield unverified(np.repeat(np.arange(n_messages), delta.size), np.tile(delta, n_messages))
+
+    @property
+    def n_bytes(self) -> int:
+        """How much the segments take, without the columns of the subscriptions."""
+        return sum(array.nbytes for part in self._view.segments for array in part.segment)
 
     def describe(self) -> str:
         """Return the chosen shape: nodes by kind, depth, replication, bytes, expected and observed cost."""

@@ -26,6 +26,8 @@ from nearcast.text.vocabulary import Vocabulary
 MIN_DEAD_SLOTS = 1024
 # So few messages are not worth a thread of their own.
 MIN_ROWS_OF_A_TASK = 64
+# The candidates of so many messages stay in the cache.
+MAX_ROWS_OF_A_TASK = 4096
 
 Lock = AbstractContextManager[Any]
 
@@ -144,11 +146,12 @@ class Book:
     def found(self, messages: MessageColumns) -> tuple[Matches, int]:
         """Return all matches of a batch of messages, and how many candidates were verified."""
         n_messages = messages.x.size
-        if self._pool is None or n_messages < 2 * MIN_ROWS_OF_A_TASK:
+        n_tasks = 4 * self._threads if self._pool else 1
+        step = max(MIN_ROWS_OF_A_TASK, min(MAX_ROWS_OF_A_TASK, -(-n_messages // n_tasks)))
+        if n_messages <= step:
             return self._found_in(messages, 0, n_messages)
-        step = max(MIN_ROWS_OF_A_TASK, -(-n_messages // (4 * self._threads)))
-        starts = range(0, n_messages, step)
-        parts = list(self._pool.map(lambda start: self._found_in(messages, start, start + step), starts))
+        divide = map if self._pool is None else self._pool.map
+        parts = list(divide(lambda start: self._found_in(messages, start, start + step), range(0, n_messages, step)))
         return joined([part for part, _ in parts]), sum(n for _, n in parts)
 
     def _found_in(self, messages: MessageColumns, start: int, stop: int) -> tuple[Matches, int]:

@@ -16,12 +16,24 @@ from nearcast.space.regions import POLYGON, is_in_polygon
 
 
 class Matches(NamedTuple):
-    """Message `rows[i]` matches the subscription at `slots[i]`; NaN stands for no score and no distance."""
+    """Message `rows[i]` matches the subscription at `slots[i]`; NaN stands for no score and no distance.
+
+    Millions of them have neither; then there is None in place of the arrays.
+    """
 
     rows: Any
     slots: Any
-    scores: Any
-    distances: Any
+    scores: Any | None
+    distances: Any | None
+
+    def chosen(self, wanted: Any) -> Matches:
+        """Return some of the matches, by a mask or by their places."""
+        return Matches(*(part if part is None else part[wanted] for part in self))
+
+
+def filled(values: Any | None, size: int) -> Any:
+    """Return scores or distances as an array, NaN if there are none."""
+    return np.full(size, np.nan) if values is None else values
 
 
 def matches(
@@ -33,8 +45,7 @@ def matches(
 ) -> Matches:
     """Return the pairs that match; `polygons` holds the geometry of each slot that has one."""
     if pairs.is_sure.all():
-        unknown = np.full(pairs.rows.size, np.nan)
-        return Matches(pairs.rows, pairs.slots, unknown, unknown)
+        return Matches(pairs.rows, pairs.slots, None, None)
     doubtful = np.flatnonzero(~pairs.is_sure)
     rows, slots = pairs.rows[doubtful], pairs.slots[doubtful]
     is_match, scores, distances = verify(
@@ -63,5 +74,10 @@ def joined(blocks: Iterable[Matches]) -> Matches:
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-    return Matches(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), None, None)
+    rows, slots = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    scores, distances = (
+        None if all(part[i] is None for part in parts) else np.concatenate([filled(p[i], p.rows.size) for p in parts])
+        for i in (2, 3)
+    )
+    return Matches(rows, slots, scores, distances)

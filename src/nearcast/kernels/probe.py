@@ -273,6 +273,19 @@ def probe(segment: Any, s: Any, messages: Any, is_alive: Any, has_dead: bool, ha
 
 
 @kernel
+def unpacked(found: Any) -> Any:
+    """Return the rows of candidates, their slots, and whether they are sure."""
+    rows = np.empty(found.size, np.int64)
+    slots = np.empty(found.size, np.int64)
+    is_sure = np.empty(found.size, np.bool_)
+    for i in range(found.size):
+        rows[i] = found[i] >> 32
+        slots[i] = (found[i] >> 1) & 0x7FFFFFFF
+        is_sure[i] = found[i] & 1 == 0
+    return rows, slots, is_sure
+
+
+@kernel
 def sort_candidates(found: Any, first_row: int, spare: Any) -> None:
     """Put candidates of at most MAX_BLOCK_ROWS rows into order of rows, then of slots.
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from nearcast.columns import MessageColumns, id_array
 from nearcast.index.book import Book
-from nearcast.index.matches import Matches
+from nearcast.index.matches import Matches, filled
 from nearcast.index.protocol import unverified
 from nearcast.kernels.verify import TOPK
 from nearcast.model import Id, Window
@@ -38,6 +38,10 @@ class Feeds:
         self.window = MessageWindow(window) if window else None
         self._book = book
         self._standings = Standings()
+
+    def __bool__(self) -> bool:
+        """Whether any subscription keeps results."""
+        return len(self._standings) > 0
 
     def register(self, slots: Any) -> list[FeedChange]:
         """Start the standings of those subscriptions that keep one; return their first answers."""
@@ -142,6 +146,8 @@ class Feeds:
     def _entries(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> Iterator[tuple[int, Entry]]:
         recency = self.window.recency(messages) if self.window else messages.arrivals
         kinds = self._book.columns.kinds[found.slots]
-        for kind, row, slot, score, distance in zip(kinds.tolist(), *(part.tolist() for part in found), strict=True):
+        rows, slots, scores, distances = found
+        parts = (rows, slots, filled(scores, rows.size), filled(distances, rows.size))
+        for kind, row, slot, score, distance in zip(kinds.tolist(), *(part.tolist() for part in parts), strict=True):
             make = topk_entry if kind == TOPK else nearest_entry
             yield slot, make(int(messages.arrivals[row]), ids[row], score, distance, int(recency[row]))

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nearcast.index.growable import id_values
-from nearcast.index.matches import Matches
+from nearcast.index.matches import Matches, filled
 from nearcast.model import Delivery, Id
 from nearcast.results.feeds import FeedChange
 
 
 class Outcome(NamedTuple):
-    """Deliveries as arrays, in their final order; NaN stands for no score and no distance."""
+    """Deliveries as arrays, in their final order; NaN, or None for an array, stands for no score and no distance."""
 
     slots: Any
     message_ids: Any
@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
     distances: Any
 
 
-NOTHING = Outcome(np.zeros(0, np.int64), np.zeros(0, object), np.zeros(0, np.int8), np.zeros(0), np.zeros(0))
+NOTHING = Outcome(np.zeros(0, np.int64), np.zeros(0, object), np.zeros(0, np.int8), None, None)
 
 
 def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[FeedChange]) -> Outcome:
@@ -41,8 +41,9 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[
         ids = [*ids, *(entry.message for entry in entries)]
         slots = np.concatenate([slots, np.array([slot for slot, _ in changes], np.int64)])
         arrived = np.concatenate([arrived, np.array([entry.arrival for entry in entries], np.int64)])
-        scores = np.concatenate([scores, [entry.score for entry in entries]])
-        distances = np.concatenate([distances, [entry.distance for entry in entries]])
+        n_found = found.rows.size
+        scores = np.concatenate([filled(scores, n_found), [entry.score for entry in entries]])
+        distances = np.concatenate([filled(distances, n_found), [entry.distance for entry in entries]])
     signs = np.ones(slots.size, np.int8)
     signs[found.rows.size :] = [change.change for _, change in changes]
     result = Outcome(slots, id_values(ids)[rows], signs, scores, distances)
@@ -51,19 +52,19 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[
     if (keys[1:] > keys[:-1]).all():
         return result
     order = np.argsort(keys, kind="stable")
-    return Outcome(*(part[order] for part in result))
+    return Outcome(*(part if part is None else part[order] for part in result))
 
 
 def deliveries(outcome: Outcome, subscription_ids: Any) -> list[Delivery]:
     """Return an outcome as a list; `subscription_ids` are those of its slots."""
-    scores, distances = (_known(values) for values in (outcome.scores, outcome.distances))
+    n = outcome.slots.size
+    scores, distances = (_known(values, n) for values in (outcome.scores, outcome.distances))
     columns = (subscription_ids.tolist(), outcome.message_ids.tolist(), outcome.changes.tolist(), scores, distances)
     return list(map(Delivery._make, zip(*columns, strict=True)))
 
 
-def _known(values: Any) -> list[float | None]:
+def _known(values: Any | None, size: int) -> list[float | None]:
     """Return numbers as a list, None for NaN."""
-    is_unknown = np.isnan(values)
-    if is_unknown.all():
-        return [None] * values.size
+    if values is None:
+        return [None] * size
     return [None if value != value else value for value in values.tolist()]

@@ -66,6 +66,10 @@ class Standings:
         """Return a standing, the best first."""
         return self._entries[owner]
 
+    def __len__(self) -> int:
+        """Return of how many subscriptions there are standings."""
+        return len(self._k)
+
     def items(self) -> Iterable[tuple[int, list[Entry]]]:
         """Return every registration number with its standing."""
         return self._entries.items()

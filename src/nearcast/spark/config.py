@@ -35,7 +35,7 @@ TABLES: dict[str, Fields] = {
     "changes": SOURCE,
     "space": {
         "kind": str,
-        **{name: (int, float) for name in ("max_dist", "min_x", "min_y", "max_x", "max_y")},
+        **dict.fromkeys(("max_dist", "min_x", "min_y", "max_x", "max_y"), (int, float)),
     },
     "window": {"count": int, "seconds": (int, float)},
     "text": {"vocabulary": str, "stop_words": str, "stem": str},

@@ -170,7 +170,7 @@ def _stacked(tables: list[pa.Table]) -> pa.Table:
     """Return deliveries in one table; an empty one has no say in the types of ids."""
     filled = [table for table in tables if table.num_rows] or tables[:1]
     if not filled:
-        return arrow.deliveries_table(pa.array([], pa.string()), pa.array([], pa.string()), [], [], [])
+        return arrow.deliveries_table(pa.array([], pa.string()), pa.array([], pa.string()), [], None, None)
     return pa.concat_tables(filled)
 
 

@@ -1,0 +1,50 @@
+"""What benchmarks do with an index: fill it, match messages with it, and hold its answers against another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from boolean_inputs import SPACE
+from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.index.adaptive import AdaptiveIndex
+from nearcast.index.matches import Matches, joined, matches
+from nearcast.index.protocol import Index
+
+
+def fill(index: Index, slots: Any, subscriptions: SubscriptionColumns) -> None:
+    """Insert subscriptions, to be proposed from now on."""
+    index.insert(slots, subscriptions)
+    index.activate(slots)
+
+
+def found(index: Index, subscriptions: SubscriptionColumns, messages: MessageColumns) -> Matches:
+    """Return the true matches of messages: what the index proposes, verified."""
+    return joined(matches(pairs, subscriptions, {}, messages, SPACE) for pairs in index.candidates(messages))
+
+
+def n_bytes(index: Any) -> int:
+    """Return the bytes that an index takes, without the columns that all indexes share."""
+    if isinstance(index, AdaptiveIndex):
+        return sum(array.nbytes for part in index._view.segments for array in part.segment)
+    return index.n_bytes
+
+
+def check_same(expected: Matches, answer: Matches, what: str) -> None:
+    """Raise if two indexes do not find the same matches; the order may differ."""
+    wanted, got = pair_numbers(expected), pair_numbers(answer)
+    if np.array_equal(wanted, got):
+        return
+    lost, added = np.setdiff1d(wanted, got), np.setdiff1d(got, wanted)
+    n_repeated = got.size - np.unique(got).size
+    examples = [f"message {pair >> 32} and subscription {pair & 0xFFFFFFFF}" for pair in (*lost[:1], *added[:1])]
+    raise RuntimeError(
+        f"{what}: answers differ; of {wanted.size:,} matches {lost.size:,} are lost, {added.size:,} are wrong and "
+        f"{n_repeated:,} repeated, such as {', '.join(examples)}"
+    )
+
+
+def pair_numbers(answer: Matches) -> Any:
+    """Return matches as numbers in ascending order."""
+    return np.sort((answer.rows.astype(np.int64) << 32) | answer.slots)

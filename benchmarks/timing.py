@@ -1,0 +1,60 @@
+"""How benchmarks take time: on one core or on all, in rounds, with the spread."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Spread(NamedTuple):
+    """What several rounds gave."""
+
+    median: float
+    low: float
+    high: float
+
+    def text(self, digits: int = 0) -> str:
+        """Return the median with the extremes, or alone if they are the same."""
+        if self.low == self.high:
+            return f"{self.median:,.{digits}f}"
+        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the median and the extremes."""
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this thread on one core, where the system can; threads that run already stay where they are."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def machine_ratio(pool: Executor) -> float:
+    """Return how much more two threads get done than one, of work that shares nothing: 2 if both cores are free."""
+    data = bytes(1 << 24)
+    alone = seconds(lambda: hashlib.sha256(data))
+    both = seconds(lambda: list(pool.map(hashlib.sha256, [data, data])))
+    return 2 * alone / both

@@ -1,0 +1,170 @@
+"""What workers do, without Spark: whichever process holds a shard, whatever it forgot, the deliveries are the same."""
+
+import random
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import nearcast as nc
+from nearcast.spark import shards
+from nearcast.spark.shards import run_shard, shard_after, shards_of, write_input
+from nearcast.spark.state import FIRST, Folder, Plan
+from nearcast.subscription_tables import subscriptions_to_table
+from pipelines import SPACE, Scenario, change_table, delivered, message_table
+
+
+def made(tmp_path, scenario, *, n_shards=2, snapshot_every=3):
+    """A state folder with the first subscriptions taken in."""
+    folder = Folder(tmp_path / "state")
+    folder.create(Plan(SPACE, scenario.window, n_shards, snapshot_every), scenario.vocabulary())
+    write_input(folder, FIRST, subscriptions_to_table(scenario.first), pa.table({}))
+    for shard in range(n_shards):
+        run_shard(folder, shard, FIRST)
+    return folder
+
+
+def written(folder, scenario, batch):
+    changes, messages = scenario.batches[batch]
+    return write_input(folder, batch, change_table(changes), message_table(messages))
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(60, 66))
+def test_workers_that_die_and_forget(tmp_path, monkeypatch, seed):
+    """Three workers take turns; now and then one forgets what it holds, or dies before or after it has written."""
+    scenario = Scenario(tmp_path / "in", seed=seed, n_batches=12)
+    draw = random.Random(seed)
+    workers = [{} for _ in range(3)]
+    monkeypatch.setattr(shards, "_held", workers[0])
+    folder = made(tmp_path, scenario)
+    write_table = Folder.write_table
+    n_deaths = 0
+
+    def dying(self, kind, batch, name, table):
+        if draw.random() < 0.5:
+            write_table(self, kind, batch, name, table)
+        raise Killed
+
+    for batch in range(12):
+        assert not folder.has_input(batch)
+        written(folder, scenario, batch)
+        assert folder.has_input(batch)
+        for shard in range(2):
+            for _ in range(draw.choice([0, 0, 1, 2])):
+                worker = draw.choice(workers)
+                with monkeypatch.context() as patched:
+                    patched.setattr(shards, "_held", worker)
+                    patched.setattr(Folder, "write_table", dying)
+                    with pytest.raises(Killed):
+                        run_shard(folder, shard, batch)
+                n_deaths += 1
+                if draw.random() < 0.5:
+                    worker.clear()
+            monkeypatch.setattr(shards, "_held", draw.choice(workers))
+            run_shard(folder, shard, batch)
+        folder.collect_garbage(batch - 1)
+    assert n_deaths > 5
+    expected, ids = scenario.expected()
+    assert delivered(folder.path) == expected
+    assert sorted(key for shard in range(2) for key in shard_after(folder, shard, 11).ids()) == ids
+
+
+def test_a_shard_can_be_asked_for_any_batch_that_is_kept(tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=70)
+    folder = made(tmp_path, scenario, n_shards=1, snapshot_every=100)
+    for batch in range(8):
+        written(folder, scenario, batch)
+        report = run_shard(folder, 0, batch)
+        assert report.repeated == 0
+    broker = nc.Broker(space=SPACE, vocabulary=scenario.vocabulary(), window=scenario.window)
+    broker.subscribe(scenario.first)
+    for batch, (changes, messages) in enumerate(scenario.batches):
+        for change in changes:
+            if isinstance(change, str):
+                broker.unsubscribe([change] if change in broker else [])
+            else:
+                broker.subscribe(change)
+        broker.publish_batch(messages)
+        asked = shard_after(folder, 0, batch)
+        for kind in ("topk", "nearest"):
+            assert asked.ids(kind) == broker.ids(kind)
+            for key in asked.ids(kind):
+                assert asked.results(key) == broker.results(key)
+
+
+def test_damage_is_passed_over_or_mended(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "_held", {})
+    scenario = Scenario(tmp_path / "in", seed=71)
+    folder = made(tmp_path, scenario, n_shards=1, snapshot_every=2)
+    for batch in range(8):
+        written(folder, scenario, batch)
+        run_shard(folder, 0, batch)
+    whole = delivered(folder.path)
+    shards._held.clear()
+    snapshots = sorted((folder.path / "shards" / "000").iterdir())
+    next(snapshots[-1].rglob("*.arrow")).write_bytes(b"torn")
+    shutil.rmtree(snapshots[-2])
+    shutil.rmtree(folder.path / "deliveries" / "batch=7")
+    assert run_shard(folder, 0, 7).repeated == 4
+    assert delivered(folder.path) == whole
+    next(folder.input_folder(7).rglob("*.arrow")).write_bytes(b"torn")
+    assert not folder.has_input(7)
+    written(folder, scenario, 7)
+    run_shard(folder, 0, 7)
+    assert delivered(folder.path) == whole
+
+
+def test_bad_changes_are_told(tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=72)
+    folder = made(tmp_path, scenario)
+    changes = pa.table(
+        {
+            "op": ["subscribe", "unsubscribe", "move", None, "unsubscribe", "subscribe"],
+            "id": ["new", "nobody", "s1", "s2", None, "worse"],
+            "kind": ["boolean"] * 6,
+            "expression": ["w1", None, None, None, None, "w1 AND ("],
+        }
+    )
+    counts = write_input(folder, 0, changes, pa.table({}))
+    assert counts == {"messages": 0, "changes": 3, "rejected": 3}
+    reports = [run_shard(folder, shard, 0) for shard in range(2)]
+    assert sum(report.rejected for report in reports) == 2
+    assert sum(report.subscriptions for report in reports) == 41
+    told = [
+        (row["id"], row["reason"].splitlines()[0])
+        for file in (folder.path / "rejected").rglob("*.parquet")
+        for row in pq.ParquetFile(file).read().to_pylist()
+    ]
+    assert sorted(told, key=repr) == sorted(
+        [
+            ("s1", "op must be one of subscribe, unsubscribe"),
+            ("s2", "op must be one of subscribe, unsubscribe"),
+            (None, "id is missing"),
+            ("nobody", "no subscription has this id"),
+            ("worse", "a word is missing before the expression ends"),
+        ],
+        key=repr,
+    )
+
+
+def test_a_folder_keeps_to_what_it_was_made_for(tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=73)
+    folder = made(tmp_path, scenario)
+    with pytest.raises(nc.NearcastError, match=r"space is .*; the pipeline in .* was made for .*Planar"):
+        folder.create(Plan(nc.Geographic(), scenario.window, 2, 3), scenario.vocabulary())
+    manifest = folder.path / "PIPELINE.json"
+    manifest.write_text(manifest.read_text().replace("nearcast-pipeline-1", "nearcast-pipeline-9"))
+    with pytest.raises(nc.StorageError, match="has format 'nearcast-pipeline-9'"):
+        folder.create(folder.plan(), scenario.vocabulary())
+
+
+def test_ids_are_divided_evenly_and_for_good():
+    owners = shards_of([f"s{i}" for i in range(1000)], 4)
+    assert all(200 < (owners == shard).sum() < 300 for shard in range(4))
+    # State folders outlive this version, so this must never change.
+    assert shards_of(["ana", 7], 8).tolist() == [2, 2]
