@@ -25,14 +25,12 @@ from boolean_inputs import SPACE, Columns, fitted, message_table, subscription_t
 from first_call import first_calls
 from matching import fill, found, n_bytes
 from nearcast.index.adaptive import AdaptiveIndex
-from nearcast.index.book import rows_between
+from nearcast.index.book import MAX_ROWS_OF_A_TASK, rows_between
 from timing import machine_ratio, one_core, seconds, spread
 from workloads import WORKLOADS, Workload
 
 N_BUILDS = 3
 N_SINGLE = 2_000
-# As many pieces for each of two threads as a broker makes.
-N_PIECES = 8
 
 log = Console(stderr=True, log_path=False, soft_wrap=True).log
 
@@ -115,18 +113,18 @@ def matching_figures(index: AdaptiveIndex, subscriptions: Any, batches: list[Any
     n_matches = n_read = 0
     alone, both, match_times, machine_ratios = [], [], [], []
     with ThreadPoolExecutor(2) as pool:
-        found(index, subscriptions, batches[0])
-        n_found_in_pieces(index, subscriptions, batches[0], pool)
+        for way in (None, pool):
+            n_found(index, subscriptions, batches[0], way)
         for batch, other in zip(batches[1::2], batches[2::2], strict=True):
             n_read -= index.n_read
             with one_core():
                 started = time.perf_counter()
-                n_found = found(index, subscriptions, batch).rows.size
+                n_new = n_found(index, subscriptions, batch, None)
                 alone.append(time.perf_counter() - started)
             n_read += index.n_read
-            n_matches += n_found
-            match_times.append(1e9 * alone[-1] / max(n_found, 1))
-            both.append(seconds(lambda other=other: n_found_in_pieces(index, subscriptions, other, pool)))
+            n_matches += n_new
+            match_times.append(1e9 * alone[-1] / max(n_new, 1))
+            both.append(seconds(lambda other=other: n_found(index, subscriptions, other, pool)))
             machine_ratios.append(machine_ratio(pool))
     n_matched = n_messages * len(alone)
     return [
@@ -154,11 +152,12 @@ def filled(vocabulary: nc.Vocabulary, n: int, subscriptions: Any) -> AdaptiveInd
     return index
 
 
-def n_found_in_pieces(index: AdaptiveIndex, subscriptions: Any, messages: Any, pool: ThreadPoolExecutor) -> int:
-    """Return the number of matches, found by several threads as a broker does it."""
-    step = -(-messages.x.size // N_PIECES)
+def n_found(index: AdaptiveIndex, subscriptions: Any, messages: Any, pool: ThreadPoolExecutor | None) -> int:
+    """Return the number of matches, found piece by piece as a broker does it, by two threads if there is a pool."""
+    step = min(MAX_ROWS_OF_A_TASK, -(-messages.x.size // (8 if pool else 1)))
     pieces = [rows_between(messages, start, start + step) for start in range(0, messages.x.size, step)]
-    return sum(pool.map(lambda piece: found(index, subscriptions, piece).rows.size, pieces))
+    divide = pool.map if pool else map
+    return sum(divide(lambda piece: found(index, subscriptions, piece).rows.size, pieces))
 
 
 # --- through the broker

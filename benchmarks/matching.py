@@ -8,7 +8,6 @@ import numpy as np
 
 from boolean_inputs import SPACE
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.matches import Matches, joined, matches
 from nearcast.index.protocol import Index
 
@@ -26,9 +25,7 @@ def found(index: Index, subscriptions: SubscriptionColumns, messages: MessageCol
 
 def n_bytes(index: Any) -> int:
     """Return the bytes that an index takes, without the columns that all indexes share."""
-    if isinstance(index, AdaptiveIndex):
-        return sum(array.nbytes for part in index._view.segments for array in part.segment)
-    return index.n_bytes
+    return int(index.n_bytes)
 
 
 def check_same(expected: Matches, answer: Matches, what: str) -> None:

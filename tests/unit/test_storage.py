@@ -2,11 +2,13 @@
 
 import json
 import os
+import threading
 
 import numpy as np
 import pytest
 
 import nearcast as nc
+from nearcast import storage
 from nearcast.storage import MANIFEST
 
 
@@ -122,3 +124,39 @@ def test_what_cannot_be_written_is_said(tmp_path):
 def test_a_window_of_any_number_type_can_be_saved(tmp_path):
     nc.Broker(window=nc.TimeWindow(np.int64(5))).save(tmp_path)
     assert nc.Broker.open(tmp_path).window == nc.TimeWindow(5)
+
+
+def test_a_save_that_is_cut_off_late_leaves_the_new_state(tmp_path, monkeypatch):
+    broker = busy_broker()
+    broker.save(tmp_path)
+    sync = storage._sync_folder
+
+    def cut_off(folder):
+        if folder == tmp_path:
+            raise KeyboardInterrupt
+        sync(folder)
+
+    broker.unsubscribe("t")
+    monkeypatch.setattr(storage, "_sync_folder", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        broker.save(tmp_path)
+    assert nc.Broker.open(tmp_path).ids() == ["b", "s", "n"]
+
+
+def test_several_may_save_to_one_folder_at_once(tmp_path):
+    broker = busy_broker()
+    failures = []
+
+    def save():
+        try:
+            for _ in range(10):
+                storage.write_state(tmp_path, broker._state())
+        except nc.StorageError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=save) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert nc.Broker.open(tmp_path).ids() == broker.ids()

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 import nearcast as nc
+import nearcast.index.compile
 from nearcast.index import adaptive
 from nearcast.index.adaptive import divergence
+from nearcast.locks import FairLock
 
 WORDS = [f"w{i}" for i in range(200)]
 SPACE = nc.Planar(0, 0, 1, 1)
@@ -202,3 +205,97 @@ def test_a_torn_index_is_refused(tmp_path):
     postings.unlink()
     with pytest.raises(nc.StorageError, match=r"segment_0_postings\.npy is missing"):
         nc.Broker.open(tmp_path / "state")
+
+
+def test_what_is_published_before_a_subscription_is_active_does_not_lose_it(monkeypatch):
+    """The index is settled between insertion and activation, as by another thread."""
+    monkeypatch.setattr(adaptive, "MAX_DELTA_PAIRS", 0)
+    broker = nc.Broker(space=SPACE)
+    index = broker._book._contents.index
+    broker.subscribe(boxes(600))
+    columns = nc.index.compile.compiled(
+        [nc.index.compile.parsed(nc.Boolean(9999, "w0"), broker.vocabulary, SPACE)], broker.vocabulary, 600
+    )
+    slots = broker._book.append([9999], columns, {})
+    batch = messages(500)
+    assert 9999 not in broker.publish_batch(batch)["subscription"].to_pylist()
+    assert index._view.delta.size == 0
+    broker._book.activate([9999], slots)
+    assert 9999 in broker.publish_batch(batch)["subscription"].to_pylist()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_lost_while_one_thread_publishes_and_another_subscribes(seed):
+    broker = nc.Broker(space=SPACE)
+    is_done = threading.Event()
+    batch = messages(300, seed)
+
+    def publish():
+        while not is_done.is_set():
+            broker.publish_batch(batch)
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        for i in range(400):
+            broker.subscribe(nc.Boolean(i, "w0"))
+            assert broker.ids()[-1] == i
+    finally:
+        is_done.set()
+        publisher.join()
+    found = broker.publish(nc.Message(0, 0.5, 0.5, "w0"))
+    assert [delivery.subscription for delivery in found] == list(range(400))
+
+
+def test_segments_do_not_pile_up():
+    broker = nc.Broker(space=SPACE)
+    index = broker._book._contents.index
+    batch = messages(300)
+    for i in range(60):
+        broker.subscribe(boxes(100, i, 100 * i))
+        broker.publish_batch(batch)
+        assert len(index._view.segments) <= 6
+    assert adaptive.first_merged([]) == -1
+    assert adaptive.first_merged([100]) == 0
+    assert adaptive.first_merged([1000, 100, 3]) == 2
+    assert adaptive.first_merged([1000, 100, 30]) == 1
+    assert adaptive.first_merged([1000, 40, 40, 40, 9]) == 1
+    assert adaptive.first_merged([1000, 40, 40, 40, 9], 100) == 2
+
+
+def test_a_probe_that_failed_leaves_no_word_behind(monkeypatch):
+    broker = nc.Broker(space=SPACE)
+    broker.subscribe([nc.Boolean(i, "coffee sale") for i in range(300)])
+    probe = adaptive.probe
+
+    def failing(*arguments):
+        some, has_word = arguments[2], arguments[5]
+        has_word[some.token_ids] = True
+        raise MemoryError
+
+    monkeypatch.setattr(adaptive, "probe", failing)
+    with pytest.raises(MemoryError):
+        broker.publish(nc.Message(1, 0.5, 0.5, "coffee"))
+    monkeypatch.setattr(adaptive, "probe", probe)
+    assert broker.publish(nc.Message(2, 0.5, 0.5, "sale")) == []
+
+
+def test_a_fair_lock_is_given_in_turn():
+    lock, turns, is_done = FairLock(), [], threading.Event()
+
+    def hold():
+        while not is_done.is_set():
+            with lock, lock:
+                turns.append("other")
+                time.sleep(0.001)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    for _ in range(20):
+        with lock:
+            turns.append("me")
+    is_done.set()
+    other.join()
+    # At most two turns of the other one between two of mine: the one it had, and one that it got before I asked.
+    gaps = "".join("m" if turn == "me" else "o" for turn in turns).split("m")
+    assert max(map(len, gaps[1:-1])) <= 2

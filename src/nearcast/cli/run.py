@@ -28,6 +28,7 @@ def run(
     if importlib.util.find_spec("pyspark") is None:
         raise NearcastError("PySpark is not installed; pip install 'nearcast[spark]'")
     from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
 
     from nearcast.spark.config import read_pipeline
     from nearcast.spark.pipeline import run as start
@@ -60,14 +61,13 @@ def run(
                 f"{line}  {metrics['deliveries']:>9,} deliveries  {metrics['seconds']:.2f} s{rejected}", highlight=False
             )
 
-        spark, query = start(described, on_batch=told)
-    try:
-        query.awaitTermination()
-    except PySparkException as error:
-        raise NearcastError(f"the pipeline stopped: {error}; run it again and it goes on where it was") from error
-    finally:
-        query.stop()
-        spark.stop()
+        try:
+            start(described, on_batch=told).awaitTermination()
+        except PySparkException as error:
+            raise NearcastError(f"the pipeline stopped: {error}; run it again and it goes on where it was") from error
+        finally:
+            if (spark := SparkSession.getActiveSession()) is not None:
+                spark.stop()
     seconds = time.perf_counter() - started
     output.print(
         f"{totals['messages']:,} messages, {totals['deliveries']:,} deliveries, {totals['rejected']:,} rejected "

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ MIN_COUNT = 16
 
 
 NO_SLOTS = np.zeros(0, np.int64)
+NEVER = 1 << 62
 
 
 class SegmentOfSlots(NamedTuple):
@@ -86,6 +87,8 @@ class AdaptiveIndex:
         self._subscriptions: Any = None
         self._is_alive = np.zeros(64, bool)
         self._n_not_alive = 0
+        # Slots from here on are inserted but not yet active: not proposed, and not to be dropped either.
+        self._first_pending = NEVER
         self._view = _View()
         # Held to replace the view. While a segment is built at leisure, publishing leaves the view alone.
         self._lock = threading.RLock()
@@ -106,7 +109,9 @@ class AdaptiveIndex:
         self._subscriptions = subscriptions
         self._n_not_alive += len(slots)
         with self._lock:
-            if self._view.delta.size + len(slots) <= MAX_DELTA:
+            self._first_pending = int(slots[0]) if len(slots) else NEVER
+            sizes = [part.slots.size for part in self._view.segments]
+            if self._view.delta.size + len(slots) <= MAX_DELTA and first_merged(sizes) >= len(sizes) - 1:
                 self._view = self._view._replace(delta=np.concatenate([self._view.delta, slots]))
                 return
             self._is_building = True
@@ -120,6 +125,7 @@ class AdaptiveIndex:
     def activate(self, slots: Any) -> None:
         """Propose the subscriptions at `slots` from now on."""
         self._is_alive[slots] = True
+        self._first_pending = NEVER
         self._n_not_alive -= len(slots)
 
     def remove(self, slots: Any) -> None:
@@ -134,26 +140,30 @@ class AdaptiveIndex:
         n_messages = messages.x.size
         self._settle(n_messages)
         view, subscriptions, is_alive = self._view, self._subscriptions, self._is_alive
-        scratch = self._scratches.pop() if self._scratches else _Scratch()
-        scratch.make_room(len(self._vocabulary))
         try:
-            self._n_observed += n_messages
-            count_words(messages.token_offsets, messages.token_ids, scratch.counts)
-            for part in view.segments:
-                n_found, scratch.found, n_read = probe(
-                    part.segment,
-                    subscriptions,
-                    messages,
-                    is_alive,
-                    self._n_not_alive > 0,
-                    scratch.has_word,
-                    scratch.found,
-                )
-                self.n_read += n_read
-                yield Pairs(*unpacked(scratch.found[:n_found]))
-            self.n_probed += n_messages
-        finally:
-            self._scratches.append(scratch)
+            scratch = self._scratches.pop()
+        except IndexError:
+            scratch = _Scratch()
+        scratch.make_room(len(self._vocabulary))
+        self._n_observed += n_messages
+        count_words(messages.token_offsets, messages.token_ids, scratch.counts)
+        blocks = []
+        for part in view.segments:
+            n_found, scratch.found, n_read = probe(
+                part.segment,
+                subscriptions,
+                messages,
+                is_alive,
+                self._n_not_alive > 0,
+                scratch.has_word,
+                scratch.found,
+            )
+            self.n_read += n_read
+            blocks.append(Pairs(*unpacked(scratch.found[:n_found])))
+        # Only a scratch that a probe has left in order is used again.
+        self._scratches.append(scratch)
+        self.n_probed += n_messages
+        yield from blocks
         delta = view.delta[is_alive[view.delta]]
         if delta.size and n_messages:
             yield unverified(np.repeat(np.arange(n_messages), delta.size), np.tile(delta, n_messages))
@@ -180,7 +190,7 @@ class AdaptiveIndex:
 
     def state(self) -> dict[str, Any]:
         """Return the segments as arrays, the delta made into one first."""
-        self._view = self._merged(self._view, NO_SLOTS, 0)
+        self._view = self._merged(self._view, NO_SLOTS, MAX_MERGED_BY_PUBLISHING)
         arrays: dict[str, Any] = {}
         for i, part in enumerate(self._view.segments):
             prefix = f"segment_{i}_"
@@ -228,15 +238,16 @@ class AdaptiveIndex:
 
     def _merged(self, view: _View, slots: Any, most: int = 1 << 62) -> _View:
         """Return a view with delta and `slots` in a segment, merged with those before it that are not much larger."""
-        old = view.delta
-        segments = list(view.segments)
-        while segments and segments[-1].slots.size <= min(TIER_RATIO * (old.size + slots.size), most):
-            old = np.concatenate([segments.pop().slots, old])
-        slots = np.sort(np.concatenate([self._kept(old), slots]))
-        return _View((*segments, *self._built(slots)))
+        sizes = [part.slots.size for part in view.segments]
+        first = first_merged([*sizes, view.delta.size + slots.size], most)
+        merged = [*(part.slots for part in view.segments[first:]), view.delta]
+        slots = np.sort(np.concatenate([self._kept(np.concatenate(merged)), slots]))
+        return _View((*view.segments[:first], *self._built(slots)))
 
     def _kept(self, slots: Any) -> Any:
-        return slots[self._is_alive[slots]]
+        """Return slots, of any type, without those that were removed."""
+        slots = slots.astype(np.int64)
+        return slots[self._is_alive[slots] | (slots >= self._first_pending)]
 
     def _built(self, slots: Any) -> list[SegmentOfSlots]:
         if not slots.size:
@@ -278,6 +289,19 @@ class AdaptiveIndex:
             else:
                 segments.append(part)
         self._view = self._view._replace(segments=tuple(segments))
+
+
+def first_merged(sizes: Sequence[int], most: int = NEVER) -> int:
+    """Return from which segment on they should be one: the first that is not much larger than all behind it.
+
+    Segments of more than `most` subscriptions together are left apart; the last one is always there.
+    """
+    total, first = 0, len(sizes) - 1
+    for place in range(len(sizes) - 1, -1, -1):
+        if place < len(sizes) - 1 and sizes[place] <= TIER_RATIO * total and sizes[place] + total <= most:
+            first = place
+        total += sizes[place]
+    return first
 
 
 def divergence(observed: Any, expected: Any) -> float:

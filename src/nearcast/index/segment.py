@@ -187,7 +187,7 @@ def _layout(
     is_split |= np.bincount(group_of_run, is_tiled, minlength=group_starts.size) > 0
     is_kept = is_split[group_of_run]
     run_of_group = np.concatenate([[0], np.cumsum(np.bincount(group_of_run[is_kept], minlength=group_starts.size))])
-    groups = np.zeros(1 << max(4, int(3 * group_starts.size).bit_length()), GROUP)
+    groups = np.zeros(1 << max(4, int(1.5 * group_starts.size).bit_length()), GROUP)  # at most two thirds full
     group_table(
         first[group_starts],
         np.where(is_split, KEYWORD_NODE, LEAF_NODE),

@@ -48,7 +48,7 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[
     signs[found.rows.size :] = [change.change for _, change in changes]
     result = Outcome(slots, id_values(ids)[rows], signs, scores, distances)
     # Slots are in order of registration. A single segment gives its matches in this order already.
-    keys = (arrived << 32) | slots
+    keys = ((arrived - arrived.min()) << 32) | slots
     if (keys[1:] > keys[:-1]).all():
         return result
     order = np.argsort(keys, kind="stable")

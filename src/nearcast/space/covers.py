@@ -18,6 +18,7 @@ from nearcast.space.regions import ANYWHERE, CIRCLE
 LARGEST_COVERED_RADIUS = 0.9 * HALF_CIRCUMFERENCE
 # Metres; the computed distance of points that are not nearly antipodal is right to far less than this.
 ROUNDING_MARGIN = 1e-6
+TINY = 1e-150
 # Degrees; where a circle nearly holds a pole the arcsine is right to half of the digits only.
 REACH_MARGIN = 1e-6
 # Degrees; boxes of one cover that are so far apart stay so when an index rounds them to its grid.
@@ -42,8 +43,9 @@ def _planar_box(shape: int, numbers: Any) -> tuple[float, ...]:
     if shape != CIRCLE:
         return tuple(numbers)
     x, y, radius, _ = numbers
-    # A computed distance may be below the true one by a few units in the last place, of the radius or of the centre.
-    reach = radius + 4 * (np.spacing(radius) + np.spacing(max(abs(x), abs(y), radius)))
+    # A computed distance may be below the true one by a few units in the last place, of the radius or of the centre;
+    # and the square of a tiny difference is 0.
+    reach = radius + 4 * (np.spacing(radius) + np.spacing(max(abs(x), abs(y), radius))) + TINY
     return x - reach, y - reach, x + reach, y + reach
 
 
@@ -56,8 +58,6 @@ def _circle_cover(x: float, y: float, radius: float) -> Any:
         return np.array([(-180, max(min_y, -90), 180, min(max_y, 90))])
     reach = math.degrees(math.asin(min(1.0, math.sin(angle) / math.cos(math.radians(y))))) + REACH_MARGIN
     west, east = x - reach, x + reach
-    if east - west >= 360:
-        return np.array([(-180, min_y, 180, max_y)])
     spans = _spans(west + 360 if west < -180 else west, east - 360 if east > 180 else east)
     return _disjoint(np.array([(low, min_y, high, max_y) for low, high in spans]))
 

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from nearcast.broker import Broker
+from nearcast.broker import Broker, OnError
 from nearcast.errors import NearcastError
 from nearcast.model import Kind, Space, Window
 from nearcast.spark.shards import shards_of
@@ -53,6 +53,7 @@ def match(
     window: Window | None = None,
     shards: int = 2,
     folder: str | None = None,
+    on_error: OnError = "raise",
 ) -> DataFrame:
     """Return a DataFrame of deliveries: which message reaches which subscription.
 
@@ -67,6 +68,8 @@ def match(
         As for a Broker.
     shards : int, default 2
         Among how many tasks top-k and nearest subscriptions are divided.
+    on_error : {"raise", "skip"}, default "raise"
+        Whether a bad message fails the job, with its id and the reason, or is left out.
     folder : path, optional
         Where the index is written, one for all tasks of a machine; every worker must be able to reach it. A temporary
         folder if it is left out, which serves on one machine and is removed when the driver ends.
@@ -83,35 +86,39 @@ def match(
         schema = _delivery_schema(messages, subscriptions)
         if stateless.num_rows or not keeping.num_rows:
             _save_broker(settings | {"window": None}, stateless, target / "all")
-            parts.append(messages.mapInArrow(partial(_matched, str(target / "all"), schema), schema))
+            parts.append(messages.mapInArrow(partial(_matched, str(target / "all"), on_error, schema), schema))
         if keeping.num_rows:
             owners = shards_of(keeping["id"].to_pylist(), shards)
             for shard in range(shards):
                 _save_broker(settings, keeping.filter(pa.array(owners == shard)), target / str(shard))
-            parts.append(_final_results(messages, str(target), shards, schema))
+            parts.append(_final_results(messages, str(target), shards, on_error, schema))
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
-def _final_results(messages: DataFrame, target: str, shards: int, schema: T.StructType) -> DataFrame:
+def _final_results(messages: DataFrame, target: str, shards: int, on_error: OnError, schema: T.StructType) -> DataFrame:
     """Return the final results of all shards: each hears all messages, in order."""
     order = ["ts", "row"] if "ts" in messages.columns else ["row"]
     numbered = messages.withColumn("row", F.monotonically_increasing_id())
     copies = numbered.withColumn("shard", F.explode(F.array(*(F.lit(shard) for shard in range(shards)))))
     grouped = copies.repartitionByRange(shards, "shard").sortWithinPartitions("shard", *order)
-    return grouped.mapInArrow(partial(_standing, target, schema), schema)
+    return grouped.mapInArrow(partial(_standing, target, on_error, schema), schema)
 
 
-def _matched(path: str, schema: T.StructType, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _matched(
+    path: str, on_error: OnError, schema: T.StructType, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Match messages where they are."""
     broker = _opened(path)
     for piece in rows:
-        yield from _as_batches(broker.publish_batch(piece), schema)
+        yield from _as_batches(_published(broker, piece, on_error), schema)
 
 
-def _standing(target: str, schema: T.StructType, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _standing(
+    target: str, on_error: OnError, schema: T.StructType, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Take in the messages of the shards of a task, one shard after the other, and yield what stands in the end."""
     brokers: dict[int, Broker] = {}
     for piece in rows:
@@ -122,9 +129,16 @@ def _standing(target: str, schema: T.StructType, rows: Iterator[pa.RecordBatch])
                     yield from _results(finished, schema)
                 brokers = {shard: Broker.open(Path(target) / str(shard), check="sizes")}
             of_shard = table.filter(pc.equal(table["shard"], shard))
-            brokers[shard].publish_batch(of_shard.drop_columns(["shard", "row"]))
+            _published(brokers[shard], of_shard.drop_columns(["shard", "row"]), on_error)
     for finished in brokers.values():
         yield from _results(finished, schema)
+
+
+def _published(broker: Broker, messages: Any, on_error: OnError) -> pa.Table:
+    if on_error == "raise":
+        return broker.publish_batch(messages)
+    deliveries, _ = broker.publish_batch(messages, on_error="skip")
+    return deliveries
 
 
 def _results(broker: Broker, schema: T.StructType) -> Iterator[pa.RecordBatch]:

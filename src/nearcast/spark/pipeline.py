@@ -24,14 +24,12 @@ CHANGE_SCHEMA = (
 )
 
 
-def run(
-    pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | None = None
-) -> tuple[SparkSession, StreamingQuery]:
-    """Start what a pipeline file describes; return the Spark session and the query."""
+def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | None = None) -> StreamingQuery:
+    """Start what a pipeline file describes, in a Spark session of its own."""
     settings = dict(pipeline.spark)
     spark = session(settings.pop("master", "local[2,4]"), settings=settings)
     first = pipeline.subscriptions
-    query = stream(
+    return stream(
         _source(spark, pipeline.messages, MESSAGE_SCHEMA),
         state=pipeline.state,
         subscriptions=None if first is None else _files(spark.read, first),
@@ -45,7 +43,6 @@ def run(
         trigger=pipeline.trigger or None,
         on_batch=on_batch,
     )
-    return spark, query
 
 
 def _source(spark: SparkSession, settings: Mapping[str, Any], schema: str) -> DataFrame:

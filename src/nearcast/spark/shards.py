@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nearcast import columns as arrow
-from nearcast.broker import Broker
+from nearcast.broker import ID_TYPES, Broker
 from nearcast.errors import Rejection
 from nearcast.intake import Intake
 from nearcast.model import Id
-from nearcast.spark.state import FIRST, Folder
+from nearcast.spark.state import FIRST, Folder, Plan
+from nearcast.text.vocabulary import Vocabulary
 
 SUBSCRIBE, UNSUBSCRIBE = "subscribe", "unsubscribe"
 OPERATIONS = (SUBSCRIBE, UNSUBSCRIBE)
@@ -41,12 +42,11 @@ class Report(NamedTuple):
 
 def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Table) -> dict[str, int]:
     """Check the rows of a batch, keep the good ones as its input and the others as rejected; return their numbers."""
-    broker = folder.new_broker()
-    good_messages, bad_messages = _checked_messages(broker, messages)
+    good_messages, bad_messages = _checked_messages(folder.plan(), messages)
     good_changes, bad_changes = _checked_changes(changes)
     for name, rejections in (("messages", bad_messages), ("changes", bad_changes)):
         if rejections:
-            folder.write_table("rejected", batch, name, arrow.rejections_table(rejections))
+            folder.write_table("rejected", batch, name, rejected_table(rejections))
     counts = {
         "messages": good_messages.num_rows,
         "changes": good_changes.num_rows,
@@ -56,11 +56,16 @@ def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Tabl
     return counts
 
 
-def _checked_messages(broker: Broker, messages: pa.Table) -> tuple[pa.Table, list[Rejection]]:
+def rejected_table(rejections: Sequence[Rejection]) -> pa.Table:
+    """Return rejected rows as a table; ids as text, whatever they are."""
+    rows = [row._replace(id=None if row.id is None else str(row.id)) for row in rejections]
+    return arrow.rejections_table(rows)
+
+
+def _checked_messages(plan: Plan, messages: pa.Table) -> tuple[pa.Table, list[Rejection]]:
     if not messages.num_rows:
         return messages, []
-    intake = Intake(broker.space, broker.vocabulary, broker.window)
-    raw, rejections = intake.checked(messages)
+    raw, rejections = Intake(plan.space, Vocabulary(), plan.window).checked(messages)
     return messages.take(pa.array(raw.rows)), rejections
 
 
@@ -91,15 +96,15 @@ def run_shard(folder: Folder, shard: int, batch: int) -> Report:
     broker, last = _brought_to(folder, shard, batch - 1, _held.pop(key, None))
     n_messages, deliveries, rejected = _taken_in(broker, folder, shard, batch)
     folder.write_table("deliveries", batch, f"{shard:03d}", deliveries)
-    if rejected.num_rows:
-        folder.write_table("rejected", batch, f"changes-{shard:03d}", rejected)
+    if rejected:
+        folder.write_table("rejected", batch, f"changes-{shard:03d}", rejected_table(rejected))
     # Shards are kept at different times, so that no batch waits for all of them.
     every = folder.plan().snapshot_every
     if (batch + shard) % every == 0 or batch == FIRST:
         folder.save_shard(shard, batch, broker)
     _held[key] = broker, batch
     seconds = time.perf_counter() - started
-    return Report(shard, len(broker), n_messages, deliveries.num_rows, rejected.num_rows, seconds, batch - 1 - last)
+    return Report(shard, len(broker), n_messages, deliveries.num_rows, len(rejected), seconds, batch - 1 - last)
 
 
 def shard_after(folder: Folder, shard: int, batch: int) -> Broker:
@@ -119,27 +124,26 @@ def _brought_to(folder: Folder, shard: int, batch: int, held: tuple[Broker, int]
 
 def _taken_in(
     broker: Broker, folder: Folder, shard: int, batch: int, *, is_repeated: bool = False
-) -> tuple[int, pa.Table, pa.Table]:
+) -> tuple[int, pa.Table, list[Rejection]]:
     """Make the changes of a batch that belong to a shard, then publish its messages."""
     _, tables, _ = folder.read_input(batch)
     tables_out: list[pa.Table] = []
-    rejected = [arrow.rejections_table([])]
+    rejected: list[Rejection] = []
     for operation, changes in _runs(_own(tables["changes"], shard, folder.plan().shards)):
         if operation == SUBSCRIBE:
             answers, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
             tables_out.append(answers)
-            rejected.append(bad)
+            rejected += [Rejection(**row) for row in bad.to_pylist()]
         else:
             ids = dict.fromkeys(changes["id"].to_pylist())
             unknown = [subscription_id for subscription_id in ids if subscription_id not in broker]
             broker.unsubscribe([subscription_id for subscription_id in ids if subscription_id in broker])
-            reason = "no subscription has this id"
-            rejected.append(arrow.rejections_table([Rejection(0, unknown_id, reason) for unknown_id in unknown]))
+            rejected += [Rejection(0, unknown_id, "no subscription has this id") for unknown_id in unknown]
     messages = tables["messages"]
     # Without a window only nearest subscriptions look back; others need not hear a message twice.
     if messages.num_rows and not (is_repeated and broker.window is None and not broker.stats().by_kind["nearest"]):
         tables_out.append(broker.publish_batch(messages))
-    return messages.num_rows, _stacked(tables_out), pa.concat_tables(rejected)
+    return messages.num_rows, _stacked(tables_out, folder.plan()), rejected
 
 
 def _own(changes: pa.Table, shard: int, shards: int) -> pa.Table:
@@ -155,7 +159,7 @@ def shards_of(ids: Sequence[Id], shards: int) -> Any:
 
 
 def _runs(changes: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield changes in order, as many of the same operation at once as there are, no id twice at once."""
+    """Yield changes in order, as many of the same operation at once as there are."""
     if not changes.num_rows:
         return
     operations = changes["op"].to_pylist()
@@ -166,12 +170,11 @@ def _runs(changes: pa.Table) -> Iterator[tuple[str, pa.Table]]:
             start = row
 
 
-def _stacked(tables: list[pa.Table]) -> pa.Table:
-    """Return deliveries in one table; an empty one has no say in the types of ids."""
-    filled = [table for table in tables if table.num_rows] or tables[:1]
-    if not filled:
-        return arrow.deliveries_table(pa.array([], pa.string()), pa.array([], pa.string()), [], None, None)
-    return pa.concat_tables(filled)
+def _stacked(tables: list[pa.Table], plan: Plan) -> pa.Table:
+    """Return deliveries in one table, with the same types in every shard and batch."""
+    subscriptions, messages = (pa.array([], ID_TYPES[name]) for name in (plan.subscription_id, plan.message_id))
+    empty = arrow.deliveries_table(subscriptions, messages, [], None, None)
+    return pa.concat_tables([empty, *(table.cast(empty.schema) for table in tables if table.num_rows)])
 
 
 def _freeze_once() -> None:

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from nearcast.broker import Broker
 from nearcast.errors import NearcastError, StorageError
 from nearcast.model import CountWindow, Geographic, Planar, Space, TimeWindow, Window
-from nearcast.storage import State, read_state, replaced_file, write_state
+from nearcast.storage import MANIFEST, State, read_state, replaced_file, write_state
 from nearcast.text.vocabulary import Vocabulary
 
 FORMAT = "nearcast-pipeline-1"
@@ -48,6 +48,8 @@ class Plan:
     window: Window | None
     shards: int
     snapshot_every: int
+    subscription_id: str = "string"  # or "int64"
+    message_id: str = "string"
 
 
 class Folder:
@@ -60,7 +62,7 @@ class Folder:
 
     def create(self, plan: Plan, vocabulary: Vocabulary) -> None:
         """Start a pipeline, or go on with the one that is there if it was made for the same."""
-        told = _as_json(plan)
+        told = _as_json(plan) | {"vocabulary": vocabulary.version}
         manifest = self.path / "PIPELINE.json"
         if manifest.exists():
             known = json.loads(manifest.read_text())
@@ -72,11 +74,13 @@ class Folder:
                         f"{name} is {value}; the pipeline in {self.path} was made for {known[name]}; "
                         "give it the same, or another folder"
                     )
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        vocabulary.save(self.path / "vocabulary.arrow")
+            told = known | {"snapshot_every": plan.snapshot_every}
+        else:
+            self.path.mkdir(parents=True, exist_ok=True)
+            vocabulary.save(self.path / "vocabulary.arrow")
+            told = {"format": FORMAT, "run": uuid.uuid4().hex, **told}
         with replaced_file(manifest) as unfinished:
-            unfinished.write_text(json.dumps({"format": FORMAT, "run": uuid.uuid4().hex, **told}, indent=1))
+            unfinished.write_text(json.dumps(told, indent=1))
 
     def run(self) -> str:
         """Return the name that the pipeline got when it was made."""
@@ -88,7 +92,8 @@ class Folder:
         kinds: dict[str, Any] = {kind.__name__: kind for kind in (Geographic, Planar, CountWindow, TimeWindow)}
         [space] = (kinds[name](**values) for name, values in known["space"].items())
         window = next((kinds[name](**values) for name, values in (known["window"] or {}).items()), None)
-        return Plan(space, window, known["shards"], known["snapshot_every"])
+        names = ("shards", "snapshot_every", "subscription_id", "message_id")
+        return Plan(space, window, *(known[name] for name in names))
 
     def new_broker(self) -> Broker:
         """Return a shard that has seen nothing yet."""
@@ -103,7 +108,11 @@ class Folder:
         return self.path / "inputs" / f"{batch:010d}"
 
     def has_input(self, batch: int) -> bool:
-        """Whether the input of a batch is there and sound; what is not is removed, to be written again."""
+        """Whether the input of a batch is there."""
+        return (self.input_folder(batch) / MANIFEST).exists()
+
+    def has_sound_input(self, batch: int) -> bool:
+        """Whether the input of a batch to be done now is whole; what is not is removed, to be written again."""
         folder = self.input_folder(batch)
         if not folder.exists():
             return False
@@ -113,6 +122,11 @@ class Folder:
             shutil.rmtree(folder)
             return False
         return True
+
+    def is_done(self, batch: int) -> bool:
+        """Whether every shard has delivered a batch."""
+        folder = self.path / "deliveries" / f"batch={batch}"
+        return all((folder / f"{shard:03d}.parquet").exists() for shard in range(self.plan().shards))
 
     def write_input(self, batch: int, changes: pa.Table, messages: pa.Table, counts: Mapping[str, int]) -> None:
         """Keep the input of a batch."""
@@ -128,7 +142,11 @@ class Folder:
     def save_shard(self, shard: int, batch: int, broker: Broker) -> None:
         """Keep a shard as it is after a batch."""
         folder = self._snapshots(shard) / f"{batch:010d}"
-        broker.save(folder)
+        try:
+            broker.save(folder)
+        except StorageError:
+            # A worker that was given up may have been writing the same; what counts is that one of them is whole.
+            read_state(folder)
 
     def open_shard(self, shard: int, batch: int) -> tuple[Broker, int]:
         """Return a shard as it was after a batch or, if that was not kept, after the latest one before it."""
@@ -186,7 +204,8 @@ class Folder:
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:
-    told: dict[str, Any] = {"shards": plan.shards, "snapshot_every": plan.snapshot_every}
+    names = ("shards", "snapshot_every", "subscription_id", "message_id")
+    told: dict[str, Any] = {name: getattr(plan, name) for name in names}
     for name, part in (("space", plan.space), ("window", plan.window)):
         told[name] = {type(part).__name__: asdict(part)} if part is not None else None
     return told

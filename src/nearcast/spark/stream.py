@@ -71,16 +71,29 @@ def stream(
         raise NearcastError(f"shards is {shards}; it must be at least 1")
     if not messages.isStreaming:
         raise NearcastError("messages is no stream; for a DataFrame as it is use nearcast.spark.match")
+    if snapshot_every < 1:
+        raise NearcastError(f"snapshot_every is {snapshot_every}; it must be at least 1")
     folder = Folder(Path(state).absolute())
-    plan = Plan(Geographic() if space is None else space, window, shards, snapshot_every)
+    subscribers = {_id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
+    if len(subscribers) > 1:
+        raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
+    space = Geographic() if space is None else space
+    plan = Plan(space, window, shards, snapshot_every, subscribers.pop(), _id_type(messages))
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary)
     spark = messages.sparkSession
-    if subscriptions is not None:
-        _process(spark, folder, shards, (), on_batch, _rows(None, subscriptions), FIRST)
+    if not folder.is_done(FIRST):
+        first = None if subscriptions is None else _rows(None, subscriptions)
+        _process(spark, folder, shards, (), on_batch, first, FIRST)
     rows = _rows(messages, changes)
     writer = rows.writeStream.foreachBatch(partial(_process, spark, folder, shards, sinks, on_batch))
     writer = writer.option("checkpointLocation", str(folder.path / "checkpoint"))
     return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def _id_type(frame: DataFrame) -> str:
+    if "id" not in frame.columns:
+        raise NearcastError(f"there are the columns {', '.join(frame.columns)}; 'id' is missing")
+    return "string" if frame.schema["id"].dataType.typeName() == "string" else "int64"
 
 
 def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
@@ -99,17 +112,21 @@ def _process(
     shards: int,
     sinks: Iterable[Sink],
     on_batch: Callable[[Mapping[str, Any]], None] | None,
-    rows: DataFrame,
+    rows: DataFrame | None,
     batch: int,
 ) -> None:
     """Do one batch: keep its input, then let every shard take it in; a batch that is repeated does the same again."""
     started = time.perf_counter()
-    if not folder.has_input(batch):
+    if not folder.has_sound_input(batch):
         # Rows are numbered where they are read, so that one writer can put them into their order again.
-        numbered = rows.withColumn("row", F.monotonically_increasing_id()).repartition(1).sortWithinPartitions("row")
-        numbered.mapInArrow(partial(_write_input, folder, batch), COUNTS).collect()
-    elif batch == FIRST:
-        return
+        written_by = []
+        if rows is not None:
+            numbered = rows.withColumn("row", F.monotonically_increasing_id())
+            in_order = numbered.repartition(1).sortWithinPartitions("row")
+            written_by = in_order.mapInArrow(partial(_write_input, folder, batch), COUNTS).collect()
+        if not written_by:
+            # Where there are no rows, there may be no task.
+            write_input(folder, batch, pa.table({}), pa.table({}))
     counts = dict(folder.read_input(batch).description)
     written = time.perf_counter()
     tasks = spark.range(0, shards, 1, shards).mapInArrow(partial(_run_shards, folder, batch), REPORT)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -67,6 +68,10 @@ def stacked_rows(parts: Sequence[TokenRows]) -> TokenRows:
     return TokenRows(_offsets(sizes), ids, np.concatenate([part.token_counts for part in parts]))
 
 
+# Held while a token gets its number; two threads must not give the same one.
+_ADMITTING = threading.Lock()
+
+
 class TokenNumbers:
     """Numbers tokens as it meets them, and analyses whole columns."""
 
@@ -80,9 +85,13 @@ class TokenNumbers:
 
     def admit(self, token: str) -> int:
         """Return the number of a token, a new one if it has none yet."""
-        number = self.number_of.setdefault(token, len(self.tokens))
-        if number == len(self.tokens):
-            self.tokens.append(token)
+        number = self.number_of.get(token)
+        if number is None:
+            with _ADMITTING:
+                number = self.number_of.get(token, len(self.tokens))
+                if number == len(self.tokens):
+                    self.tokens.append(token)
+                    self.number_of[token] = number
         return number
 
     def of_words(self, words: Words, *, is_admitted: bool = True) -> TokenRows:
