@@ -49,7 +49,9 @@ class GrowableColumns(Generic[Columns]):
 
     def extend(self, columns: Columns) -> None:
         """Append all rows of `columns`."""
-        for name, values in columns._asdict().items():
+        for name, values in zip(columns._fields, columns, strict=True):
+            if not len(values):
+                continue
             array = self._arrays[name]
             if name.endswith("_offsets"):
                 last = getattr(self.columns, name)[-1]

@@ -14,6 +14,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +97,8 @@ class TokenNumbers:
 
     def of_words(self, words: Words, *, is_admitted: bool = True) -> TokenRows:
         """Return the tokens of one text or list of keywords, as a single row."""
+        if not isinstance(words, str) and is_admitted:
+            return single_row(chain.from_iterable(map(self._numbers_of, words)))
         if isinstance(words, str):
             tokens: Iterable[str] = self.analyzer.tokens(words)
         else:
@@ -133,15 +136,18 @@ class TokenNumbers:
         encoded = lists.flatten().dictionary_encode()
         words = encoded.dictionary.to_pylist()
         numbers = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False).astype(np.int32)
-        remembered = self._numbers_of_keyword
-        if len(remembered) > MAX_REMEMBERED_CHUNKS:
-            remembered.clear()
-        for word in words:
-            if word not in remembered:
-                token = self.analyzer.normalised(word)
-                remembered[word] = (self.admit(token),) if token else ()
-        rows = [*map(remembered.__getitem__, words), ()]  # the last for a null among the keywords
+        rows = [*map(self._numbers_of, words), ()]  # the last for a null among the keywords
         return TokenRows(*scan.counted_rows(_offsets(sizes), numbers, *_ragged(rows)))
+
+    def _numbers_of(self, keyword: str) -> tuple[int, ...]:
+        """Return the number of a keyword's token, none if it has none; what was met before is remembered."""
+        numbers = self._numbers_of_keyword.get(keyword)
+        if numbers is None:
+            if len(self._numbers_of_keyword) > MAX_REMEMBERED_CHUNKS:
+                self._numbers_of_keyword.clear()
+            token = self.analyzer.normalised(keyword)
+            numbers = self._numbers_of_keyword[keyword] = (self.admit(token),) if token else ()
+        return numbers
 
     def _numbers_of_chunks(self, chunks: list[bytes]) -> list[tuple[int, ...]]:
         remembered = self._numbers_of_chunk
