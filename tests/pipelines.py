@@ -1,5 +1,6 @@
 """A stream of message files and change files, and what an embedded broker delivers for it, batch by batch."""
 
+import os
 import random
 from pathlib import Path
 
@@ -75,8 +76,11 @@ class Scenario:
             (self.folder / name).mkdir(parents=True)
         pq.write_table(subscriptions_to_table(self.first), self.folder / "first" / "all.parquet")
         for number, (changes, messages) in enumerate(self.batches):
-            pq.write_table(message_table(messages), self.folder / "messages" / f"{number:04d}.parquet")
-            pq.write_table(change_table(changes), self.folder / "changes" / f"{number:04d}.parquet")
+            for name, table in (("messages", message_table(messages)), ("changes", change_table(changes))):
+                file = self.folder / name / f"{number:04d}.parquet"
+                pq.write_table(table, file)
+                # Spark takes files in order of their time.
+                os.utime(file, (1_000_000 + number, 1_000_000 + number))
 
     def expected(self):
         """The deliveries of an embedded broker, by batch, and its subscriptions in the end."""

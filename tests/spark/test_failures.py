@@ -25,7 +25,7 @@ from nearcast.spark import session
 from pipelines import Scenario, started
 
 folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-scenario = Scenario(folder / "in", seed=seed, n_batches=14, n_messages=20, is_written=False)
+scenario = Scenario(folder / "in", seed=seed, n_batches=10, n_messages=20, is_written=False)
 started(session("local[2,4]"), scenario, folder / "state").awaitTermination()
 """
 
@@ -72,7 +72,7 @@ def workers_of(session):
 @pytest.mark.parametrize("seed", range(21, 21 + N_SEEDS))
 def test_the_driver_is_killed_again_and_again(tmp_path, seed):
     draw = random.Random(seed)
-    scenario = Scenario(tmp_path / "in", seed=seed, n_batches=14, n_messages=20)
+    scenario = Scenario(tmp_path / "in", seed=seed, n_batches=10, n_messages=20)
     n_kills = 0
     for _ in range(2):
         process = start(tmp_path, seed)
@@ -90,7 +90,7 @@ def test_the_driver_is_killed_again_and_again(tmp_path, seed):
 @pytest.mark.parametrize("seed", range(41, 41 + N_SEEDS))
 def test_python_workers_are_killed_again_and_again(tmp_path, seed):
     draw = random.Random(seed)
-    scenario = Scenario(tmp_path / "in", seed=seed, n_batches=14, n_messages=20)
+    scenario = Scenario(tmp_path / "in", seed=seed, n_batches=10, n_messages=20)
     process = start(tmp_path, seed)
     n_kills = 0
     while wait_for(tmp_path, process, n_batches_done(tmp_path) + draw.randint(1, 4)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
 import time
 from collections import Counter
@@ -97,7 +98,10 @@ def _on_spark(
 
     (folder / "messages").mkdir()
     for number, start in enumerate(range(0, messages.num_rows, batch_size)):
-        pq.write_table(messages.slice(start, batch_size), folder / "messages" / f"{number:05d}.parquet")
+        file = folder / "messages" / f"{number:05d}.parquet"
+        pq.write_table(messages.slice(start, batch_size), file)
+        # Spark takes files in order of their time.
+        os.utime(file, (number, number))
     with errors.status("Starting Spark in local mode ..."):
         spark = session()
     state, n_shards = Folder(folder / "state"), 2
