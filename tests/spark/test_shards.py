@@ -113,7 +113,8 @@ def test_damage_is_passed_over_or_mended(tmp_path, monkeypatch):
     assert run_shard(folder, 0, 7).repeated == 4
     assert delivered(folder.path) == whole
     next(folder.input_folder(7).rglob("*.arrow")).write_bytes(b"torn")
-    assert not folder.has_sound_input(7)
+    assert folder.counts_of_sound_input(7) is None
+    assert not folder.has_input(7)
     written(folder, scenario, 7)
     run_shard(folder, 0, 7)
     assert delivered(folder.path) == whole

@@ -236,7 +236,7 @@ class AdaptiveIndex:
             if self._n_observed >= MIN_OBSERVED:
                 self._follow_words()
 
-    def _merged(self, view: _View, slots: Any, most: int = 1 << 62) -> _View:
+    def _merged(self, view: _View, slots: Any, most: int = NEVER) -> _View:
         """Return a view with delta and `slots` in a segment, merged with those before it that are not much larger."""
         sizes = [part.slots.size for part in view.segments]
         first = first_merged([*sizes, view.delta.size + slots.size], most)
@@ -265,7 +265,7 @@ class AdaptiveIndex:
     def _statistics(self) -> Statistics:
         """Return how often words occur: in the messages seen, if they are enough, else as the vocabulary says."""
         n_tokens = len(self._vocabulary)
-        if self._counts.size and self._n_counted >= MIN_OBSERVED:
+        if self._n_counted >= MIN_OBSERVED:
             counts = np.zeros(max(n_tokens, self._counts.size), np.int64)
             counts[: self._counts.size] = self._counts
             return Statistics(counts, self._n_counted)

@@ -131,8 +131,7 @@ class Book:
         if n_dead <= max_waste * (self._contents.ids.size + MIN_DEAD_SLOTS):
             return
         alive = self.slots
-        places = {slot: place for place, slot in enumerate(alive.tolist()) if slot in self.polygons}
-        polygons = {place: self.polygons[slot] for slot, place in places.items()}
+        polygons = {place: self.polygons[slot] for place, slot in enumerate(alive.tolist()) if slot in self.polygons}
         contents = self._laid_out(taken(self.columns, alive), self.ids[alive], polygons)
         with self._lock:
             self._contents = contents

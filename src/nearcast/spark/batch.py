@@ -25,6 +25,7 @@ from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 
 KEEPING: tuple[Kind, ...] = ("topk", "nearest")
+SPARK_ID_TYPES = {"string": T.StringType(), "int64": T.LongType()}
 
 
 def fit(messages: DataFrame, *, analyzer: Analyzer | None = None) -> Vocabulary:
@@ -163,8 +164,8 @@ def _opened(path: str) -> Broker:
 def _delivery_schema(messages: DataFrame, subscriptions: DataFrame) -> T.StructType:
     return T.StructType(
         [
-            T.StructField("subscription", _id_type(subscriptions)),
-            T.StructField("message", _id_type(messages)),
+            T.StructField("subscription", SPARK_ID_TYPES[id_type(subscriptions)]),
+            T.StructField("message", SPARK_ID_TYPES[id_type(messages)]),
             T.StructField("change", T.ByteType()),
             T.StructField("score", T.DoubleType()),
             T.StructField("distance", T.DoubleType()),
@@ -172,10 +173,11 @@ def _delivery_schema(messages: DataFrame, subscriptions: DataFrame) -> T.StructT
     )
 
 
-def _id_type(frame: DataFrame) -> T.DataType:
+def id_type(frame: DataFrame) -> str:
+    """Return what the ids of a DataFrame are: "string" or "int64"."""
     if "id" not in frame.columns:
         raise NearcastError(f"there are the columns {', '.join(frame.columns)}; 'id' is missing")
-    return T.StringType() if isinstance(frame.schema["id"].dataType, T.StringType) else T.LongType()
+    return "string" if isinstance(frame.schema["id"].dataType, T.StringType) else "int64"
 
 
 def _as_batches(table: pa.Table, schema: T.StructType) -> list[pa.RecordBatch]:

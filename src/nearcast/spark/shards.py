@@ -126,10 +126,11 @@ def _taken_in(
     broker: Broker, folder: Folder, shard: int, batch: int, *, is_repeated: bool = False
 ) -> tuple[int, pa.Table, list[Rejection]]:
     """Make the changes of a batch that belong to a shard, then publish its messages."""
+    plan = folder.plan()
     _, tables, _ = folder.read_input(batch)
     tables_out: list[pa.Table] = []
     rejected: list[Rejection] = []
-    for operation, changes in _runs(_own(tables["changes"], shard, folder.plan().shards)):
+    for operation, changes in _runs(_own(tables["changes"], shard, plan.shards)):
         if operation == SUBSCRIBE:
             answers, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
             tables_out.append(answers)
@@ -143,7 +144,7 @@ def _taken_in(
     # Without a window only nearest subscriptions look back; others need not hear a message twice.
     if messages.num_rows and not (is_repeated and broker.window is None and not broker.stats().by_kind["nearest"]):
         tables_out.append(broker.publish_batch(messages))
-    return messages.num_rows, _stacked(tables_out, folder.plan()), rejected
+    return messages.num_rows, _stacked(tables_out, plan), rejected
 
 
 def _own(changes: pa.Table, shard: int, shards: int) -> pa.Table:

@@ -111,17 +111,16 @@ class Folder:
         """Whether the input of a batch is there."""
         return (self.input_folder(batch) / MANIFEST).exists()
 
-    def has_sound_input(self, batch: int) -> bool:
-        """Whether the input of a batch to be done now is whole; what is not is removed, to be written again."""
+    def counts_of_sound_input(self, batch: int) -> dict[str, int] | None:
+        """Return the counts of the input of a batch to be done now; one that is not whole is removed: None."""
         folder = self.input_folder(batch)
         if not folder.exists():
-            return False
+            return None
         try:
-            read_state(folder)
+            return dict(read_state(folder).description)
         except StorageError:
             shutil.rmtree(folder)
-            return False
-        return True
+            return None
 
     def is_done(self, batch: int) -> bool:
         """Whether every shard has delivered a batch."""

@@ -16,13 +16,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from nearcast.errors import NearcastError
 from nearcast.model import Geographic, Space, Window
+from nearcast.spark.batch import id_type
 from nearcast.spark.shards import Report, run_shard, write_input
 from nearcast.spark.state import FIRST, Folder, Plan
 from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
 COUNTS = "messages long, changes long, rejected long"
-REPORT = "shard int, subscriptions long, messages long, deliveries long, rejected long, seconds double, repeated int"
+REPORT = "shard long, subscriptions long, messages long, deliveries long, rejected long, seconds double, repeated long"
 
 
 def stream(
@@ -74,11 +75,11 @@ def stream(
     if snapshot_every < 1:
         raise NearcastError(f"snapshot_every is {snapshot_every}; it must be at least 1")
     folder = Folder(Path(state).absolute())
-    subscribers = {_id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
+    subscribers = {id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
     if len(subscribers) > 1:
         raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
     space = Geographic() if space is None else space
-    plan = Plan(space, window, shards, snapshot_every, subscribers.pop(), _id_type(messages))
+    plan = Plan(space, window, shards, snapshot_every, subscribers.pop(), id_type(messages))
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary)
     spark = messages.sparkSession
     if not folder.is_done(FIRST):
@@ -88,12 +89,6 @@ def stream(
     writer = rows.writeStream.foreachBatch(partial(_process, spark, folder, shards, sinks, on_batch))
     writer = writer.option("checkpointLocation", str(folder.path / "checkpoint"))
     return (writer.trigger(**trigger) if trigger else writer).start()
-
-
-def _id_type(frame: DataFrame) -> str:
-    if "id" not in frame.columns:
-        raise NearcastError(f"there are the columns {', '.join(frame.columns)}; 'id' is missing")
-    return "string" if frame.schema["id"].dataType.typeName() == "string" else "int64"
 
 
 def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
@@ -117,17 +112,9 @@ def _process(
 ) -> None:
     """Do one batch: keep its input, then let every shard take it in; a batch that is repeated does the same again."""
     started = time.perf_counter()
-    if not folder.has_sound_input(batch):
-        # Rows are numbered where they are read, so that one writer can put them into their order again.
-        written_by = []
-        if rows is not None:
-            numbered = rows.withColumn("row", F.monotonically_increasing_id())
-            in_order = numbered.repartition(1).sortWithinPartitions("row")
-            written_by = in_order.mapInArrow(partial(_write_input, folder, batch), COUNTS).collect()
-        if not written_by:
-            # Where there are no rows, there may be no task.
-            write_input(folder, batch, pa.table({}), pa.table({}))
-    counts = dict(folder.read_input(batch).description)
+    counts = folder.counts_of_sound_input(batch)
+    if counts is None:
+        counts = _written_input(folder, batch, rows)
     written = time.perf_counter()
     tasks = spark.range(0, shards, 1, shards).mapInArrow(partial(_run_shards, folder, batch), REPORT)
     reports = [Report(*row) for row in tasks.collect()]
@@ -152,6 +139,18 @@ def _process(
         on_batch(metrics)
 
 
+def _written_input(folder: Folder, batch: int, rows: DataFrame | None) -> dict[str, int]:
+    """Let one task write the input of a batch; return how many rows there were."""
+    if rows is not None:
+        # Rows are numbered where they are read, so that one writer can put them into their order again.
+        numbered = rows.withColumn("row", F.monotonically_increasing_id())
+        in_order = numbered.repartition(1).sortWithinPartitions("row")
+        for written in in_order.mapInArrow(partial(_write_input, folder, batch), COUNTS).collect():
+            return written.asDict()
+    # Where there are no rows, there may be no task.
+    return write_input(folder, batch, pa.table({}), pa.table({}))
+
+
 def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the input of a batch, in the one task that has all its rows."""
     pieces = list(rows)
@@ -164,22 +163,11 @@ def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> 
         column = table[name].combine_chunks()
         parts[name] = pa.Table.from_struct_array(column.filter(column.is_valid()))
     counts = write_input(folder, batch, parts["change"], parts["message"])
-    yield pa.RecordBatch.from_pylist([counts], pa.schema([(name, pa.int64()) for name in counts]))
+    yield pa.RecordBatch.from_pylist([counts])
 
 
 def _run_shards(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Let the shards of a task take in a batch."""
-    schema = pa.schema(
-        [
-            ("shard", pa.int32()),
-            ("subscriptions", pa.int64()),
-            ("messages", pa.int64()),
-            ("deliveries", pa.int64()),
-            ("rejected", pa.int64()),
-            ("seconds", pa.float64()),
-            ("repeated", pa.int32()),
-        ]
-    )
     for piece in rows:
         reports = [run_shard(folder, shard, batch)._asdict() for shard in piece["id"].to_pylist()]
-        yield pa.RecordBatch.from_pylist(reports, schema)
+        yield pa.RecordBatch.from_pylist(reports)

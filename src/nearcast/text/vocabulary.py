@@ -97,10 +97,10 @@ class TokenNumbers:
 
     def of_words(self, words: Words, *, is_admitted: bool = True) -> TokenRows:
         """Return the tokens of one text or list of keywords, as a single row."""
-        if not isinstance(words, str) and is_admitted:
-            return single_row(chain.from_iterable(map(self._numbers_of, words)))
         if isinstance(words, str):
             tokens: Iterable[str] = self.analyzer.tokens(words)
+        elif is_admitted:
+            return single_row(chain.from_iterable(map(self._numbers_of, words)))
         else:
             tokens = filter(None, map(self.analyzer.normalised, words))
         if is_admitted:
