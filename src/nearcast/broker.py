@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -41,8 +41,10 @@ from nearcast.model import (
     TimeWindow,
     TopK,
     Window,
+    as_settings,
     checked_choice,
     checked_id,
+    of_settings,
 )
 from nearcast.results.feeds import Feeds
 from nearcast.results.outcome import Outcome, deliveries, outcome
@@ -382,8 +384,8 @@ class Broker:
             message_arrays, tables["messages"] = self._feeds.window.state()
             arrays |= {f"message_{name}": array for name, array in message_arrays.items()}
         description = {
-            "space": {type(self.space).__name__: asdict(self.space)},
-            "window": {type(self.window).__name__: asdict(self.window)} if self.window else None,
+            "space": as_settings(self.space),
+            "window": as_settings(self.window),
             "now": self._feeds.window.now if self._feeds.window else None,
             "n_registered": self._book.n_registered,
             "n_messages": self._n_messages,
@@ -418,16 +420,7 @@ class Broker:
         checked_choice("check", check, CHECKS)
         state = read_state(path, check=check)
         try:
-            kinds = {
-                "Planar": Planar,
-                "Geographic": Geographic,
-                "CountWindow": CountWindow,
-                "TimeWindow": TimeWindow,
-            }
-            space, window = (
-                next((kinds[name](**values) for name, values in (state.description[part] or {}).items()), None)
-                for part in ("space", "window")
-            )
+            space, window = (of_settings(state.description[part]) for part in ("space", "window"))
             vocabulary = Vocabulary.of_table(state.tables["vocabulary"])
             broker = cls(space=space, vocabulary=vocabulary, window=window, index=index, threads=threads)
             broker._restore(state)

@@ -10,7 +10,7 @@ import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -462,6 +462,17 @@ class Nearest:
 
 
 Subscription = Boolean | Similar | TopK | Nearest
+
+
+def as_settings(part: Space | Window | None) -> dict[str, Any] | None:
+    """Return a space or window as JSON can hold it."""
+    return None if part is None else {type(part).__name__: asdict(part)}
+
+
+def of_settings(settings: Mapping[str, Any] | None) -> Any:
+    """Return the space or window that `as_settings` was given."""
+    kinds = {kind.__name__: kind for kind in (Planar, Geographic, CountWindow, TimeWindow)}
+    return next((kinds[name](**values) for name, values in (settings or {}).items()), None)
 
 
 class Delivery(NamedTuple):

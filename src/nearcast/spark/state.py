@@ -21,7 +21,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from nearcast.broker import Broker
 from nearcast.errors import NearcastError, StorageError
-from nearcast.model import CountWindow, Geographic, Planar, Space, TimeWindow, Window
+from nearcast.model import Space, Window, as_settings, of_settings
 from nearcast.storage import MANIFEST, State, read_state, replaced_file, write_state
 from nearcast.text.vocabulary import Vocabulary
 
@@ -89,11 +89,8 @@ class Folder:
     def plan(self) -> Plan:
         """Return what the pipeline was made for."""
         known = json.loads((self.path / "PIPELINE.json").read_text())
-        kinds: dict[str, Any] = {kind.__name__: kind for kind in (Geographic, Planar, CountWindow, TimeWindow)}
-        [space] = (kinds[name](**values) for name, values in known["space"].items())
-        window = next((kinds[name](**values) for name, values in (known["window"] or {}).items()), None)
         names = ("shards", "snapshot_every", "subscription_id", "message_id")
-        return Plan(space, window, *(known[name] for name in names))
+        return Plan(of_settings(known["space"]), of_settings(known["window"]), *(known[name] for name in names))
 
     def new_broker(self) -> Broker:
         """Return a shard that has seen nothing yet."""
@@ -205,6 +202,4 @@ class Folder:
 def _as_json(plan: Plan) -> dict[str, Any]:
     names = ("shards", "snapshot_every", "subscription_id", "message_id")
     told: dict[str, Any] = {name: getattr(plan, name) for name in names}
-    for name, part in (("space", plan.space), ("window", plan.window)):
-        told[name] = {type(part).__name__: asdict(part)} if part is not None else None
-    return told
+    return told | {"space": as_settings(plan.space), "window": as_settings(plan.window)}
