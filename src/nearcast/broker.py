@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -23,7 +22,7 @@ from nearcast.index.protocol import unverified
 from nearcast.index.registry import INDEXES, IndexName
 from nearcast.intake import Intake, checked_id_type, id_type
 from nearcast.kernels.verify import NEAREST, TOPK
-from nearcast.locks import FairLock
+from nearcast.locks import FairLock, Guard
 from nearcast.model import (
     KINDS,
     Boolean,
@@ -131,7 +130,7 @@ class Broker:
         self._feeds = Feeds(self._book, window)
         self._intake = Intake(self.space, self.vocabulary, window)
         self._n_messages = self._n_candidates = self._n_deliveries = 0
-        self._interrupted = ""
+        self._guard = Guard()
         self._subscription_id_type: pa.DataType | None = None
 
     # --- subscriptions
@@ -213,7 +212,7 @@ class Broker:
         with self._writing:
             for subscription_id in wanted:
                 self._book.slot(subscription_id)
-            with self._change("unsubscribe"):
+            with self._guard.change("unsubscribe"):
                 with self._lock:
                     self._feeds.forget(self._book.remove(wanted))
                 self._book.compact()
@@ -303,7 +302,7 @@ class Broker:
 
     def results(self, subscription_id: Id) -> list[Delivery]:
         """Return the current results of a top-k or nearest subscription, the best first."""
-        self._check_whole()
+        self._guard.check()
         with self._lock:
             slot = self._book.slot(subscription_id)
             kind = self._book.columns.kinds[slot]
@@ -369,7 +368,7 @@ class Broker:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to a folder, in place of what was saved there before."""
-        self._check_whole()
+        self._guard.check()
         with self._writing, self._lock:
             write_state(path, self._state())
 
@@ -490,7 +489,7 @@ class Broker:
     def _register_columns(
         self, ids: list[Id], parts: list[SubscriptionColumns], polygons: dict[int, Any], id_type: pa.DataType | None
     ) -> Outcome:
-        with self._change("subscribe"):
+        with self._guard.change("subscribe"):
             self._book.compact()
             slots = self._book.append(ids, stacked(parts), polygons)
             with self._lock:
@@ -500,23 +499,6 @@ class Broker:
                 changes = self._feeds.register(slots)
                 return self._counted(outcome(joined([]), np.zeros(0, np.int64), [], changes))
 
-    @contextmanager
-    def _change(self, what: str) -> Iterator[None]:
-        """Guard a change: if it is cut off in the middle, by Ctrl-C or lack of memory, the broker answers no more."""
-        self._check_whole()
-        try:
-            yield
-        except BaseException:
-            self._interrupted = what
-            raise
-
-    def _check_whole(self) -> None:
-        if self._interrupted:
-            raise NearcastError(
-                f"an earlier call of {self._interrupted} was cut off in the middle, so this broker's answers could be "
-                "wrong; open it again from where it was saved"
-            )
-
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType) -> Outcome:
         found, n_candidates = self._book.found(messages)
         self._n_candidates += n_candidates
@@ -524,7 +506,7 @@ class Broker:
         if self._feeds:
             keeps_results = self._book.columns.ks[found.slots] > 0
             to_keep, others = found.chosen(keeps_results), found.chosen(~keeps_results)
-        with self._change("publish"):
+        with self._guard.change("publish"):
             if ids:
                 self._intake.id_type = id_type
             self._n_messages += len(ids)

@@ -1,9 +1,11 @@
-"""A lock that threads get in turn."""
+"""A lock that threads get in turn, and a guard for changes that must not be left half done."""
 
 from __future__ import annotations
 
 import threading
 from types import TracebackType
+
+from nearcast.errors import NearcastError
 
 
 class FairLock:
@@ -35,3 +37,41 @@ class FairLock:
         if self._depth == 0:
             self._owner = None
             self._lock.release()
+
+
+class Guard:
+    """Remembers that a change was cut off in the middle, by Ctrl-C or lack of memory; from then on `check` raises."""
+
+    def __init__(self) -> None:
+        self._interrupted = ""
+
+    def check(self) -> None:
+        """Raise if a change was cut off."""
+        if self._interrupted:
+            raise NearcastError(
+                f"an earlier call of {self._interrupted} was cut off in the middle, so this broker's answers could be "
+                "wrong; open it again from where it was saved"
+            )
+
+    def change(self, what: str) -> _Change:
+        """Return what guards one change."""
+        return _Change(self, what)
+
+
+class _Change:
+    """A change under guard; a class of its own since a generator takes several times as long."""
+
+    __slots__ = ("_guard", "_what")
+
+    def __init__(self, guard: Guard, what: str):
+        self._guard = guard
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._guard.check()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._guard._interrupted = self._what

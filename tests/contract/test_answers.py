@@ -29,17 +29,23 @@ from nearcast.model import KINDS
 
 pytestmark = pytest.mark.kernels
 
+
 # An index as it is, and made to show what small input would never bring about: everything in segments, which are
 # built at every change and split wherever they can be, or nowhere.
-ALWAYS_SEGMENTS = {"nearcast.index.adaptive.MAX_DELTA_PAIRS": 0}
+def costs(by_word, by_space):
+    return {
+        "nearcast.index.adaptive.MAX_DELTA_PAIRS": 0,
+        "nearcast.index.segment.LOOKUP_COST": by_word,
+        "nearcast.index.segment.TILE_COST": by_space,
+    }
+
+
 VARIANTS = {
     **{index: (index, {}) for index in INDEXES},
-    "adaptive, all split": ("adaptive", ALWAYS_SEGMENTS | {"nearcast.index.segment.LOOKUP_COST": -1e9}),
-    "adaptive, all leaves": ("adaptive", ALWAYS_SEGMENTS | {"nearcast.index.segment.LOOKUP_COST": 1e9}),
-    "adaptive, by words": (
-        "adaptive",
-        ALWAYS_SEGMENTS | {"nearcast.index.segment.LOOKUP_COST": 0, "nearcast.index.segment.WORD_COST": 1e9},
-    ),
+    "adaptive, all split": ("adaptive", costs(by_word=-1e9, by_space=-1e9)),
+    "adaptive, all leaves": ("adaptive", costs(by_word=1e9, by_space=1e9)),
+    "adaptive, by words": ("adaptive", costs(by_word=0, by_space=1e9)),
+    "adaptive, by space": ("adaptive", costs(by_word=1e9, by_space=-1e9)),
 }
 
 

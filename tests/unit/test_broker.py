@@ -136,8 +136,8 @@ def test_the_index_describes_its_shape():
     broker.publish(nc.Message(1, 5, 5, "tea time"))
     assert broker.describe().splitlines() == [
         "1 segments of 400 subscriptions, 1 in the delta",
-        "2 first words: 0 leaves, 2 split by a second word",
-        "2 pairs of words, 2 of them split by space; a posting lies 3.00 levels deep",
+        "2 first words: 0 leaves, 0 split by a second word, 2 split by space",
+        "0 pairs of words, 0 of them split by space; a posting lies 2.00 levels deep",
         *broker.describe().splitlines()[3:],
     ]
     assert "1.00 postings and " in broker.describe()

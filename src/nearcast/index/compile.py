@@ -69,21 +69,21 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
     """Return checked subscriptions as columns, registered under the numbers from `first_order` on."""
     ids_of_rows, counts_of_rows, required, forbidden = [], [], [], []
     for row in rows:
-        numbers = [vocabulary.admit(token) for token in row.tokens]
+        numbers = {token: vocabulary.admit(token) for token in row.tokens}
         # A boolean subscription has its words in its clauses.
-        counts = Counter([] if row.kind == BOOLEAN else numbers)
+        counts = {} if row.kind == BOOLEAN else Counter(map(numbers.__getitem__, row.tokens))
         ids_of_rows.append(sorted(counts))
         counts_of_rows.append([counts[number] for number in ids_of_rows[-1]])
         for clause in row.clauses:
-            required.append(sorted(map(vocabulary.admit, clause.required)))
-            forbidden.append(sorted(map(vocabulary.admit, clause.forbidden)))
+            required.append(sorted(map(numbers.__getitem__, clause.required)))
+            forbidden.append(sorted(map(numbers.__getitem__, clause.forbidden)))
     token_offsets, token_ids = ragged(ids_of_rows, np.int32)
     required_offsets, required_ids = ragged(required, np.int32)
     forbidden_offsets, forbidden_ids = ragged(forbidden, np.int32)
     _, token_counts = ragged(counts_of_rows, np.int32)
     token_weights = vocabulary.weights(token_ids)
     kinds = np.array([row.kind for row in rows], np.int8)
-    if (kinds == TOPK).any():
+    if any(row.kind == TOPK for row in rows):
         is_topk = np.repeat(kinds == TOPK, np.diff(token_offsets))
         token_weights[is_topk] = unit_vectors(token_offsets.astype(np.int64), token_weights, token_counts)[is_topk]
     return SubscriptionColumns(

@@ -43,24 +43,25 @@ class GrowableColumns(Generic[Columns]):
     """A named tuple of arrays that grow together; a field called `x_offsets` holds the offsets of ragged rows."""
 
     def __init__(self, columns: Columns):
-        self._arrays = {name: Growable(array) for name, array in columns._asdict().items()}
+        self._arrays = [Growable(array) for array in columns]
+        self._is_offsets = [name.endswith("_offsets") for name in columns._fields]
         self.columns = columns
         """The columns as they are now. They are views: rows are added behind them, never changed."""
 
     def extend(self, columns: Columns) -> None:
         """Append all rows of `columns`."""
-        for name, values in zip(columns._fields, columns, strict=True):
-            if not len(values):
-                continue
-            array = self._arrays[name]
-            if name.endswith("_offsets"):
-                last = getattr(self.columns, name)[-1]
-                if int(last) + int(values[-1]) > MAX_OFFSET[last.dtype.itemsize]:
+        parts = list(columns)
+        for i, values in enumerate(columns):
+            if self._is_offsets[i]:
+                last = self.columns[i][-1]
+                if int(last) + int(values[-1]) > MAX_OFFSET[last.itemsize]:
+                    name = columns._fields[i]
                     raise NearcastError(f"{name} would be too many to count; divide them among several brokers")
-                array.extend(values[1:] + last)
-            else:
+                parts[i] = values[1:] + last
+        for array, values in zip(self._arrays, parts, strict=True):
+            if values.size:
                 array.extend(values)
-        self.columns = type(columns)(*(array.values for array in self._arrays.values()))
+        self.columns = type(columns)._make([array.values for array in self._arrays])
 
 
 def stacked(parts: Sequence[Columns]) -> Columns:
@@ -85,7 +86,7 @@ def taken_rows(offsets: Any, rows: Any) -> tuple[Any, Any]:
 def ragged(rows: Any, dtype: Any) -> tuple[Any, Any]:
     """Return a list of sequences as narrow offsets and flat values."""
     offsets = np.array([0, *accumulate(map(len, rows))], np.int32)
-    return offsets, np.fromiter(chain.from_iterable(rows), dtype, int(offsets[-1]))
+    return offsets, np.array([*chain.from_iterable(rows)], dtype)
 
 
 def objects(values: Sequence[Any]) -> Any:

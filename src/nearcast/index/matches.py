@@ -10,7 +10,7 @@ import numpy as np
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.growable import objects
 from nearcast.index.protocol import Pairs
-from nearcast.kernels.verify import verify
+from nearcast.kernels.verify import verified
 from nearcast.model import Geographic, Space
 from nearcast.space.regions import POLYGON, is_in_polygon
 
@@ -46,26 +46,30 @@ def matches(
     """Return the pairs that match; `polygons` holds the geometry of each slot that has one."""
     if pairs.is_sure.all():
         return Matches(pairs.rows, pairs.slots, None, None)
-    doubtful = np.flatnonzero(~pairs.is_sure)
-    rows, slots = pairs.rows[doubtful], pairs.slots[doubtful]
-    is_match, scores, distances = verify(
-        subscriptions, messages, slots, rows, isinstance(space, Geographic), space.max_dist
+    slots, rows, scores, distances = verified(
+        subscriptions, messages, pairs.slots, pairs.rows, pairs.is_sure, isinstance(space, Geographic), space.max_dist
     )
-    has_polygon = np.flatnonzero(is_match & (subscriptions.shapes[slots] == POLYGON))
-    if has_polygon.size:
-        points = rows[has_polygon]
-        shapes = objects([polygons[slot] for slot in slots[has_polygon].tolist()])
-        is_inside = is_in_polygon(space, shapes, messages.x[points], messages.y[points])
-        is_match[has_polygon] = is_inside
-    if doubtful.size == pairs.rows.size:
-        kept = np.flatnonzero(is_match)
-        return Matches(rows[kept], slots[kept], scores[kept], distances[kept])
-    is_kept = pairs.is_sure.copy()
-    is_kept[doubtful] = is_match
-    all_scores, all_distances = np.full((2, pairs.rows.size), np.nan)
-    all_scores[doubtful] = scores
-    all_distances[doubtful] = distances
-    return Matches(pairs.rows[is_kept], pairs.slots[is_kept], all_scores[is_kept], all_distances[is_kept])
+    has_numbers = scores.size > 0
+    found = Matches(rows, slots, scores if has_numbers else None, distances if has_numbers else None)
+    return _in_polygons(found, subscriptions, polygons, messages, space) if polygons else found
+
+
+def _in_polygons(
+    found: Matches,
+    subscriptions: SubscriptionColumns,
+    polygons: Mapping[int, Any],
+    messages: MessageColumns,
+    space: Space,
+) -> Matches:
+    """Return what is left once those who asked for a polygon have been looked at."""
+    asked = np.flatnonzero(subscriptions.shapes[found.slots] == POLYGON)
+    if not asked.size:
+        return found
+    rows = found.rows[asked]
+    shapes = objects([polygons[slot] for slot in found.slots[asked].tolist()])
+    is_match = np.ones(found.rows.size, bool)
+    is_match[asked] = is_in_polygon(space, shapes, messages.x[rows], messages.y[rows])
+    return found.chosen(is_match)
 
 
 def joined(blocks: Iterable[Matches]) -> Matches:

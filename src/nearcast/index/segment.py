@@ -6,9 +6,10 @@ A subscription is broken into **postings**, each with a signature of one or two 
     others     one per word, anywhere; `*` alone if a similarity can be reached without a shared word
 
 The postings with the same first word are a group. A group stays a leaf, to be read from end to end, or is split by
-the second word into runs (a run for the postings that have none is the dummy cut); a run stays a leaf or is split
-by space. Each time the cheaper way is taken, by `C(P) = sum weight * hit probability` (AP-Tree, section 3): a split
-costs its own look-up and saves the postings that a message does not hit.
+space, or is split by the second word into runs (a run for the postings that have none is the dummy cut); a run stays
+a leaf or is split by space. Each time the cheapest way is taken, by `C(P) = sum weight * hit probability` (AP-Tree,
+section 3): a split costs its own look-up and saves the postings that a message does not hit. A group that is split
+by space is a single run of NO_WORD; the second words are looked at when its postings are read.
 
 Space is split by bits rather than by cells: the box around a run is cut into N_SLABS slabs on each axis, and each
 slab has a bit for each posting of the run that meets it. The slabs of a point, joined by AND, are the postings
@@ -33,12 +34,15 @@ from nearcast.kernels.postings import (
     KEYWORD_NODE,
     LEAF_NODE,
     N_SLABS,
+    NO_WORD,
     RUN,
+    SPACE_NODE,
     TILE,
     filled,
     group_table,
     postings,
     set_bits,
+    sums_of,
     words_of,
 )
 from nearcast.kernels.verify import BOOLEAN
@@ -48,6 +52,7 @@ from nearcast.space.regions import ANYWHERE, BOX
 # Nanoseconds on a current machine; only their ratios matter.
 POSTING_COST = 1.5
 LOOKUP_COST = 40.0
+TILE_COST = 100.0
 WORD_COST = 1.0
 CANDIDATE_COST = 8.0
 
@@ -90,12 +95,19 @@ def build_segment(
     # Points lie in the space, so what lies outside of it does not matter.
     low, high = np.tile(space_box[:2], 2), np.tile(space_box[2:], 2)
     boxes = np.clip(boxes[places], low, high)
-    order = _sorted_order(first, second, boxes, space_box)
-    first, second, boxes = first[order], second[order], boxes[order]
+    z_order = _z_order(boxes, space_box)
+    hit_shares = _hit_shares(boxes, space_box)
+    order = _sorted_order(first, second, z_order)
+    costs = _costs(first[order], second[order], statistics, hit_shares[order])
+    # Groups that are best split by space alone are one run, whatever their second words.
+    run_words = second.copy()
+    run_words[order[np.repeat(_is_best_by_space(costs), costs.groups.sizes)]] = NO_WORD
+    order = _sorted_order(first, run_words, z_order)
+    first, boxes = first[order], boxes[order]
     rows, details, words = filled(
-        s, first, second, boxes, posting_slots[order], clauses[order], flags[order], space_box
+        s, first, second[order], boxes, posting_slots[order], clauses[order], flags[order], space_box
     )
-    layout, expected_read = _layout(first, second, statistics, boxes, space_box)
+    layout, expected_read = _layout(first, run_words[order], statistics, hit_shares[order])
     segment = Segment(**layout, postings=rows, details=details, other_words=words, space_box=space_box)
     set_bits(segment, boxes)
     return segment, expected_read
@@ -141,16 +153,20 @@ def _covers(s: SubscriptionColumns, slots: Any, is_plain: Any, is_geographic: bo
     return np.concatenate(parts), offsets
 
 
-def _sorted_order(first: Any, second: Any, boxes: Any, space_box: Any) -> Any:
-    """Return the order by first word, second word, and Z order of the centres."""
+def _z_order(boxes: Any, space_box: Any) -> Any:
+    """Return numbers that put boxes into order: the large ones first, then along a Z curve."""
     low, high = boxes[:, :2], boxes[:, 2:]
     extent = np.maximum(space_box[2:] - space_box[:2], 1e-300)
     share = ((low + high) / 2 - space_box[:2]) / extent
-    size_class = np.frexp(((high - low) / extent).max(axis=1))[1]
+    size_class = np.frexp(((high - low) / extent).max(axis=1))[1].astype(np.int64)
     x, y = (np.clip(np.nan_to_num(share) * 1024, 0, 1023)).astype(np.int64).T
-    z_order = _spread(x) | (_spread(y) << 1)
+    return _spread(x) | (_spread(y) << 1) | (-size_class << 20)
+
+
+def _sorted_order(first: Any, second: Any, z_order: Any) -> Any:
+    """Return the order by first word, second word, and place."""
     words = ((first.astype(np.int64) + 1) << 32) | (second.astype(np.int64) + 1)
-    return np.lexsort((z_order, -size_class, words))
+    return np.lexsort((z_order, words))
 
 
 def _spread(values: Any) -> Any:
@@ -160,79 +176,137 @@ def _spread(values: Any) -> Any:
     return values
 
 
-def _layout(
-    first: Any, second: Any, statistics: Statistics, boxes: Any, space_box: Any
-) -> tuple[dict[str, Any], float]:
+class _Spans(NamedTuple):
+    """Sorted postings cut where a key changes."""
+
+    starts: Any
+    ends: Any
+    sizes: Any
+
+    def sums(self, values: Any) -> Any:
+        """Return the sum of the values of each span."""
+        return np.add.reduceat(values, self.starts) if self.starts.size else np.zeros(0)
+
+
+def _spans(keys: Any) -> _Spans:
+    starts = np.flatnonzero(np.diff(keys, prepend=-(1 << 62)))
+    ends = np.append(starts, keys.size)[1:]
+    return _Spans(starts, ends, ends - starts)
+
+
+class _Costs(NamedTuple):
+    """What the postings of groups and runs cost a message that has their first word, and how many of them it reads."""
+
+    groups: _Spans
+    runs: _Spans
+    group_of_run: Any
+    is_tiled: Any  # by run: whether splitting it by space pays
+    as_leaf: Any  # by group, as those below
+    by_space: Any
+    by_word: Any
+    read_by_word: Any
+
+
+def _costs(first: Any, second: Any, statistics: Statistics, hit_shares: Any) -> _Costs:
+    """Weigh the ways in which each group of sorted postings can be laid out."""
+    groups, runs = _spans(first.astype(np.int64)), _spans((first.astype(np.int64) << 32) + second)
+    group_of_run = np.searchsorted(groups.starts, runs.starts, side="right") - 1
+    words = second[runs.starts]
+    # Of a group that is split by word a message reads the runs whose word it has.
+    share = np.where(words == first[runs.starts], 1.0, statistics.shares(words))
+    n_hits = runs.sums(hit_shares)
+    run_tiled = _tile_cost(runs.sizes, n_hits)
+    is_tiled = run_tiled < POSTING_COST * runs.sizes
+    run_cost = share * np.where(is_tiled, run_tiled, POSTING_COST * runs.sizes)
+    n_runs = np.bincount(group_of_run, minlength=groups.starts.size)
+    return _Costs(
+        groups,
+        runs,
+        group_of_run,
+        is_tiled,
+        as_leaf=POSTING_COST * groups.sizes,
+        by_space=_tile_cost(groups.sizes, groups.sums(hit_shares)),
+        by_word=LOOKUP_COST * np.log2(n_runs + 1) + np.bincount(group_of_run, run_cost, minlength=groups.starts.size),
+        read_by_word=np.bincount(
+            group_of_run, share * np.where(is_tiled, n_hits, runs.sizes), minlength=groups.starts.size
+        ),
+    )
+
+
+def _tile_cost(sizes: Any, n_hits: Any) -> Any:
+    """Return what it costs to look for a point among postings that are split by space."""
+    return TILE_COST + WORD_COST * sizes / 64 + CANDIDATE_COST * n_hits
+
+
+def _is_best_by_space(costs: _Costs) -> Any:
+    """Whether each group is split by space alone, whatever the second words are."""
+    return (costs.by_space < costs.as_leaf) & (costs.by_space < costs.by_word)
+
+
+def _layout(first: Any, second: Any, statistics: Statistics, hit_shares: Any) -> tuple[dict[str, Any], float]:
     """Return the arrays of groups, runs and tiles for sorted postings, each split where it pays.
 
     And the number of postings that a message should read, if its words came independently of each other.
     """
-    n_postings = first.size
-    group_starts = np.flatnonzero(np.diff(first, prepend=-2))
-    group_ends = np.append(group_starts, n_postings)[1:]
-    run_starts = np.flatnonzero(np.diff((first.astype(np.int64) << 32) + second, prepend=-(1 << 62)))
-    run_sizes = np.diff(np.append(run_starts, n_postings))
-    run_words = second[run_starts]
-    group_of_run = np.searchsorted(group_starts, run_starts, side="right") - 1
-    # Of a split group a message reads the runs whose word it has; of a leaf all postings.
-    share = np.where(run_words == first[run_starts], 1.0, statistics.shares(run_words))
-    read = np.bincount(group_of_run, run_sizes * share, minlength=group_starts.size)
-    n_runs = np.bincount(group_of_run, minlength=group_starts.size)
-    split_cost = LOOKUP_COST * np.log2(n_runs + 1) + POSTING_COST * read
-    is_split = split_cost < POSTING_COST * (group_ends - group_starts)
-    # A large run is split by space even if its group holds nothing else.
-    n_hits = _expected_hits(run_starts, boxes, space_box)
-    tile_cost = LOOKUP_COST + WORD_COST * run_sizes / 64 + CANDIDATE_COST * n_hits
-    is_tiled = tile_cost < POSTING_COST * run_sizes
-    is_split |= np.bincount(group_of_run, is_tiled, minlength=group_starts.size) > 0
-    is_kept = is_split[group_of_run]
-    run_of_group = np.concatenate([[0], np.cumsum(np.bincount(group_of_run[is_kept], minlength=group_starts.size))])
-    groups = np.zeros(1 << max(4, int(1.5 * group_starts.size).bit_length()), GROUP)  # at most two thirds full
+    costs = _costs(first, second, statistics, hit_shares)
+    groups, runs = costs.groups, costs.runs
+    is_split = np.minimum(costs.by_word, costs.by_space) < costs.as_leaf
+    is_kept = is_split[costs.group_of_run]
+    n_runs = np.bincount(costs.group_of_run[is_kept], minlength=groups.starts.size)
+    run_of_group = np.concatenate([[0], np.cumsum(n_runs)])
+    table = np.zeros(1 << max(4, int(1.5 * groups.starts.size).bit_length()), GROUP)  # at most two thirds full
     group_table(
-        first[group_starts],
-        np.where(is_split, KEYWORD_NODE, LEAF_NODE),
-        np.where(is_split, run_of_group[:-1], group_starts),
-        np.where(is_split, run_of_group[1:], group_ends),
-        groups,
+        first[groups.starts],
+        np.where(is_split, np.where(costs.by_space < costs.by_word, SPACE_NODE, KEYWORD_NODE), LEAF_NODE),
+        np.where(is_split, run_of_group[:-1], groups.starts),
+        np.where(is_split, run_of_group[1:], groups.ends),
+        table,
     )
-    tiled = np.flatnonzero(is_tiled[is_kept])
-    runs = np.zeros(int(is_kept.sum()), RUN)
-    runs["word"], runs["start"], runs["tile"] = run_words[is_kept], run_starts[is_kept], -1
-    runs["stop"] = runs["start"] + run_sizes[is_kept]
-    runs["tile"][tiled] = np.arange(tiled.size)
-    n_words = words_of(run_sizes[is_kept][tiled])
-    tile_ends = np.cumsum(2 * N_SLABS * (words_of(n_words) + n_words))
+    tiled = np.flatnonzero(costs.is_tiled[is_kept])
+    rows = np.zeros(int(is_kept.sum()), RUN)
+    rows["word"], rows["start"], rows["stop"] = (
+        part[is_kept] for part in (second[runs.starts], runs.starts, runs.ends)
+    )
+    rows["tile"] = -1
+    rows["tile"][tiled] = np.arange(tiled.size)
+    n_words = words_of(runs.sizes[is_kept][tiled])
+    tile_ends = np.cumsum(2 * N_SLABS * (sums_of(n_words) + n_words))
     tiles = np.zeros(tiled.size, TILE)
     tiles["bits"][1:] = tile_ends[:-1]
     bits = np.zeros(tile_ends[-1] if tiled.size else 0, np.uint64)
-    read = np.bincount(group_of_run, np.where(is_tiled, n_hits, run_sizes) * share, minlength=group_starts.size)
-    read = np.where(is_split, read, group_ends - group_starts)
-    expected_read = float((read * statistics.shares(first[group_starts])).sum())
-    return {"groups": groups, "runs": runs, "tiles": tiles, "bits": bits}, expected_read
+    read = np.where(is_split, costs.read_by_word, groups.sizes)
+    expected_read = float((read * statistics.shares(first[groups.starts])).sum())
+    return {"groups": table, "runs": rows, "tiles": tiles, "bits": bits}, expected_read
 
 
-def _expected_hits(run_starts: Any, boxes: Any, space_box: Any) -> Any:
-    """Return how many postings of each run a point hits, but for the width of a slab, if it may be anywhere."""
+def _hit_shares(boxes: Any, space_box: Any) -> Any:
+    """Return the share of points that hit each posting, but for the width of a slab, if they may be anywhere."""
     extent = np.maximum(space_box[2:] - space_box[:2], 1e-300)
-    share = np.clip((boxes[:, 2:] - boxes[:, :2]) / extent + 1 / N_SLABS, 0, 1).prod(axis=1)
-    return np.add.reduceat(share, run_starts) if run_starts.size else np.zeros(0)
+    return np.clip((boxes[:, 2:] - boxes[:, :2]) / extent + 1 / N_SLABS, 0, 1).prod(axis=1)
 
 
 def described(segments: Sequence[Segment], n_slots: int) -> Iterator[str]:
     """Yield the shape of segments in words and numbers."""
-    kinds = np.concatenate([np.zeros(0, np.int32), *(segment.groups["kind"] for segment in segments)])
-    n_split = int((kinds == KEYWORD_NODE).sum())
-    n_leaves = int((kinds == LEAF_NODE).sum())
-    n_runs = sum(segment.runs.size for segment in segments)
-    n_tiles = sum(segment.tiles.size for segment in segments)
-    n_postings = sum(segment.postings.size for segment in segments)
-    n_in_runs = sum(int((segment.runs["stop"] - segment.runs["start"]).sum()) for segment in segments)
-    n_in_tiles = 0
+    n_groups = dict.fromkeys((LEAF_NODE, KEYWORD_NODE, SPACE_NODE), 0)
+    n_postings = n_levels = n_pairs = n_tiles = n_bytes = 0
     for segment in segments:
-        tiled = segment.runs[segment.runs["tile"] >= 0]
-        n_in_tiles += int((tiled["stop"] - tiled["start"]).sum())
-    depth = (n_postings + n_in_runs + n_in_tiles) / max(n_postings, 1)
-    n_bytes = sum(array.nbytes for segment in segments for array in segment)
-    yield f"{n_split + n_leaves:,} first words: {n_leaves:,} leaves, {n_split:,} split by a second word"
-    yield f"{n_runs:,} pairs of words, {n_tiles:,} of them split by space; a posting lies {depth:.2f} levels deep"
+        groups, runs = segment.groups, segment.runs
+        for kind in n_groups:
+            n_groups[kind] += int((groups["kind"] == kind).sum())
+        sizes = runs["stop"] - runs["start"]
+        is_group = np.zeros(runs.size, bool)
+        is_group[groups["start"][groups["kind"] == SPACE_NODE]] = True
+        n_pairs += int((~is_group).sum())
+        n_tiles += int(((runs["tile"] >= 0) & ~is_group).sum())
+        n_levels += int(sizes[~is_group].sum() + sizes[runs["tile"] >= 0].sum())
+        n_postings += segment.postings.size
+        n_bytes += sum(array.nbytes for array in segment)
+    yield (
+        f"{sum(n_groups.values()):,} first words: {n_groups[LEAF_NODE]:,} leaves, "
+        f"{n_groups[KEYWORD_NODE]:,} split by a second word, {n_groups[SPACE_NODE]:,} split by space"
+    )
+    yield (
+        f"{n_pairs:,} pairs of words, {n_tiles:,} of them split by space; "
+        f"a posting lies {1 + n_levels / max(n_postings, 1):.2f} levels deep"
+    )
     yield f"{n_postings / max(n_slots, 1):.2f} postings and {n_bytes / max(n_slots, 1):.1f} bytes a subscription"

@@ -20,8 +20,9 @@ from nearcast.scoring.spatial import blend
 
 STAR = -1
 NO_WORD = -1
-EMPTY, LEAF_NODE, KEYWORD_NODE = 0, 1, 2
+EMPTY, LEAF_NODE, KEYWORD_NODE, SPACE_NODE = 0, 1, 2, 3
 N_SLABS = 64
+MAX_PLAIN_WORDS = 16
 # Boxes are rounded outward to a grid of so many steps across the space.
 GRID = 1 << 16
 # What is left to ask when the box and all words of a posting are hit: the exact test, or the words of other clauses.
@@ -37,7 +38,8 @@ POSTING = np.dtype(
 DETAIL = np.dtype(
     [("other_words", np.uint32), *((name, np.uint8) for name in ("n_other_words", "clause", "flags", "unused"))]
 )
-# The postings with one first word: from which to which posting for a leaf, from which to which run if split by word.
+# The postings with one first word: from which to which posting for a leaf, from which to which run if it is split; by
+# space alone it has a single run.
 GROUP = np.dtype([("token", np.int32), ("kind", np.int32), ("start", np.int32), ("stop", np.int32)])
 # The postings of a group with one second word, ascending within a group, NO_WORD first; and their tile, -1 for none.
 RUN = np.dtype([("word", np.int32), ("start", np.int32), ("stop", np.int32), ("tile", np.int32)])
@@ -168,6 +170,12 @@ def words_of(n_bits: Any) -> Any:
 
 
 @kernel
+def sums_of(n_words: Any) -> Any:
+    """Return how many words tell which of so many words are not 0; a few words are looked at without."""
+    return words_of(n_words) * (n_words > MAX_PLAIN_WORDS)
+
+
+@kernel
 def set_bits(segment: Any, boxes: Any) -> None:
     """Fill the boxes and bits of all runs that are split by space; `boxes` are those of the postings."""
     for run in segment.runs:
@@ -177,7 +185,7 @@ def set_bits(segment: Any, boxes: Any) -> None:
         start = np.int64(run["start"])
         stop = np.int64(run["stop"])
         n_words = words_of(stop - start)
-        n_sums = words_of(n_words)
+        n_sums = sums_of(n_words)
         for axis in range(2):
             low = boxes[start:stop, axis].min()
             high = boxes[start:stop, axis + 2].max()
@@ -196,7 +204,8 @@ def set_bits(segment: Any, boxes: Any) -> None:
                 sum_bit = np.uint64(1) << np.uint64(word & 63)
                 for slab in range(first_slab, last_slab + 1):
                     row = base + slab * (n_sums + n_words)
-                    segment.bits[row + (word >> 6)] |= sum_bit
+                    if n_sums > 0:
+                        segment.bits[row + (word >> 6)] |= sum_bit
                     segment.bits[row + n_sums + word] |= bit
 
 

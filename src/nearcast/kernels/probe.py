@@ -21,11 +21,12 @@ from nearcast.kernels.postings import (
     GRID,
     HAS_MORE_TO_CHECK,
     IS_OPEN,
-    KEYWORD_NODE,
+    LEAF_NODE,
     N_SLABS,
     NO_WORD,
     STAR,
     slab_of,
+    sums_of,
     table_place,
     words_of,
 )
@@ -100,20 +101,31 @@ def hits_in_tile(tile: Any, bits: Any, n_words: int, x: float, y: float, hits: A
     """Fill `hits` with the postings of a run that is split by space whose slabs hold a point; return their number."""
     if x < tile["west"] or x > tile["east"] or y < tile["south"] or y > tile["north"]:
         return 0
-    n_sums = words_of(n_words)
+    n_sums = sums_of(n_words)
     x_bits = tile["bits"] + slab_of(x, tile["west"], tile["east"], N_SLABS) * (n_sums + n_words)
     y_bits = tile["bits"] + (N_SLABS + slab_of(y, tile["south"], tile["north"], N_SLABS)) * (n_sums + n_words)
     n_hits = 0
+    if n_sums == 0:
+        for place in range(n_words):
+            n_hits = hits_in_word(bits[x_bits + place] & bits[y_bits + place], place, hits, n_hits)
+        return n_hits
     for i in range(n_sums):
         sums = bits[x_bits + i] & bits[y_bits + i]
         while sums != 0:
             place = 64 * i + lowest_bit(sums)
             sums &= sums - np.uint64(1)
             word = bits[x_bits + n_sums + place] & bits[y_bits + n_sums + place]
-            while word != 0:
-                hits[n_hits] = 64 * place + lowest_bit(word)
-                n_hits += 1
-                word &= word - np.uint64(1)
+            n_hits = hits_in_word(word, place, hits, n_hits)
+    return n_hits
+
+
+@kernel
+def hits_in_word(word: Any, place: int, hits: Any, n_hits: int) -> int:
+    """Append the numbers of the bits that are set in the word at `place`; return how many hits there are then."""
+    while word != 0:
+        hits[n_hits] = 64 * place + lowest_bit(word)
+        n_hits += 1
+        word &= word - np.uint64(1)
     return n_hits
 
 
@@ -136,7 +148,7 @@ def hits_of_message(segment: Any, tokens: Any, x: float, y: float, has_word: Any
             continue
         run = np.int64(group["start"])
         stop = np.int64(group["stop"])
-        is_split = group["kind"] == KEYWORD_NODE
+        is_split = group["kind"] != LEAF_NODE
         next_word = 0
         while run < stop:
             tile = -1

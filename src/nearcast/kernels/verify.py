@@ -50,43 +50,63 @@ def is_any_clause_true(subscriptions: Any, slot: int, m_ids: Any) -> bool:
 
 
 @kernel
-def verify(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geographic: bool, max_dist: float) -> Any:
-    """Return for each pair whether it matches, its score and its distance; NaN where a kind has none."""
-    s = subscriptions
-    m = messages
-    is_match = np.zeros(slots.size, np.bool_)
-    scores = np.full(slots.size, np.nan)
-    distances = np.full(slots.size, np.nan)
+def verdict(s: Any, m: Any, slot: int, row: int, is_geographic: bool, max_dist: float) -> Any:
+    """Return whether a pair matches, its score and its distance; NaN where its kind has none."""
+    kind = s.kinds[slot]
+    numbers = s.numbers[slot]
+    x = m.x[row]
+    y = m.y[row]
+    m_tokens = slice(m.token_offsets[row], m.token_offsets[row + 1])
+    m_ids = m.token_ids[m_tokens]
+    if kind == BOOLEAN:
+        shape = s.shapes[slot]
+        if not might_be_in_region(is_geographic, shape, numbers, x, y) or not is_any_clause_true(s, slot, m_ids):
+            return False, np.nan, np.nan
+        return True, np.nan, distance(is_geographic, numbers[0], numbers[1], x, y) if shape == CIRCLE else np.nan
+    s_tokens = slice(s.token_offsets[slot], s.token_offsets[slot + 1])
+    s_ids = s.token_ids[s_tokens]
+    s_weights = s.token_weights[s_tokens]
+    if kind != SIMILAR and n_shared(s_ids, m_ids) == 0:
+        return False, np.nan, np.nan
+    away = distance(is_geographic, numbers[X], numbers[Y], x, y)
+    near = spatial_similarity(away, max_dist)
+    if kind == SIMILAR:
+        alike = textual_similarity(s.similarities[slot], s_ids, s_weights, m_ids, m.token_weights[m_tokens])
+        score = blend(numbers[BLEND_WEIGHT], alike, near)
+        return score >= numbers[THRESHOLD], score, away
+    if kind == TOPK:
+        alike = cosine_of_unit_vectors(s_ids, s_weights, m_ids, m.token_units[m_tokens])
+        return True, blend(numbers[BLEND_WEIGHT], near, alike), away
+    return True, np.nan, away
+
+
+@kernel
+def verified(
+    subscriptions: Any, messages: Any, slots: Any, rows: Any, is_sure: Any, is_geographic: bool, max_dist: float
+) -> Any:
+    """Return the slots of the pairs that match, their rows, scores and distances; those are empty if all would be NaN.
+
+    Pairs that are sure match without a test, and have neither score nor distance.
+    """
+    kept_slots = np.empty(slots.size, np.int64)
+    kept_rows = np.empty(slots.size, np.int64)
+    scores = np.empty(0, np.float64)
+    distances = np.empty(0, np.float64)
+    n_kept = 0
     for pair in range(slots.size):
         slot = slots[pair]
         row = rows[pair]
-        kind = s.kinds[slot]
-        numbers = s.numbers[slot]
-        x = m.x[row]
-        y = m.y[row]
-        m_tokens = slice(m.token_offsets[row], m.token_offsets[row + 1])
-        m_ids = m.token_ids[m_tokens]
-        if kind == BOOLEAN:
-            is_match[pair] = might_be_in_region(is_geographic, s.shapes[slot], numbers, x, y) and is_any_clause_true(
-                s, slot, m_ids
-            )
-            if s.shapes[slot] == CIRCLE:
-                distances[pair] = distance(is_geographic, numbers[0], numbers[1], x, y)
-            continue
-        s_tokens = slice(s.token_offsets[slot], s.token_offsets[slot + 1])
-        s_ids = s.token_ids[s_tokens]
-        s_weights = s.token_weights[s_tokens]
-        if kind != SIMILAR and n_shared(s_ids, m_ids) == 0:
-            continue
-        distances[pair] = distance(is_geographic, numbers[X], numbers[Y], x, y)
-        near = spatial_similarity(distances[pair], max_dist)
-        if kind == SIMILAR:
-            alike = textual_similarity(s.similarities[slot], s_ids, s_weights, m_ids, m.token_weights[m_tokens])
-            scores[pair] = blend(numbers[BLEND_WEIGHT], alike, near)
-            is_match[pair] = scores[pair] >= numbers[THRESHOLD]
-        else:
-            is_match[pair] = True
-            if kind == TOPK:
-                alike = cosine_of_unit_vectors(s_ids, s_weights, m_ids, m.token_units[m_tokens])
-                scores[pair] = blend(numbers[BLEND_WEIGHT], near, alike)
-    return is_match, scores, distances
+        if not is_sure[pair]:
+            is_match, score, away = verdict(subscriptions, messages, slot, row, is_geographic, max_dist)
+            if not is_match:
+                continue
+            if away == away:
+                if distances.size == 0:
+                    scores = np.full(slots.size, np.nan)
+                    distances = np.full(slots.size, np.nan)
+                scores[n_kept] = score
+                distances[n_kept] = away
+        kept_slots[n_kept] = slot
+        kept_rows[n_kept] = row
+        n_kept += 1
+    return kept_slots[:n_kept], kept_rows[:n_kept], scores[:n_kept], distances[:n_kept]

@@ -93,6 +93,8 @@ class Feeds:
 
     def publish(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> list[FeedChange]:
         """Take in a batch of messages and what they match; return the net changes."""
+        if self.window is None and not self._standings:
+            return []
         left = self.window.append(messages, ids) if self.window else set()
         new: defaultdict[int, list[Entry]] = defaultdict(list)
         for slot, entry in self._entries(found, messages, ids):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nearcast.index.growable import id_values
 from nearcast.index.matches import Matches, filled
+from nearcast.jit import kernel
 from nearcast.model import Delivery, Id
 from nearcast.results.feeds import FeedChange
 
@@ -31,42 +33,50 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[
 
     `arrivals` and `ids` are those of the messages that `found` speaks of.
     """
-    if not changes and not found.rows.size:
-        return NOTHING
-    rows, slots, scores, distances = found
-    arrived = arrivals[rows]
-    if changes:
-        entries = [change.entry for _, change in changes]
-        rows = np.concatenate([rows, len(ids) + np.arange(len(entries))])
-        ids = [*ids, *(entry.message for entry in entries)]
-        slots = np.concatenate([slots, np.array([slot for slot, _ in changes], np.int64)])
-        arrived = np.concatenate([arrived, np.array([entry.arrival for entry in entries], np.int64)])
-        n_found = found.rows.size
-        scores = np.concatenate([filled(scores, n_found), [entry.score for entry in entries]])
-        distances = np.concatenate([filled(distances, n_found), [entry.distance for entry in entries]])
-    signs = np.ones(slots.size, np.int8)
-    signs[found.rows.size :] = [change.change for _, change in changes]
-    result = Outcome(slots, id_values(ids)[rows], signs, scores, distances)
-    # Slots are in order of registration. A single segment gives its matches in this order already.
-    keys = ((arrived - arrived.min()) << 32) | slots
-    if (keys[1:] > keys[:-1]).all():
-        return result
-    order = np.argsort(keys, kind="stable")
-    return Outcome(*(part if part is None else part[order] for part in result))
+    # Slots are in order of registration.
+    if not changes:
+        if not found.rows.size:
+            return NOTHING
+        if not is_in_order(found.rows, found.slots):
+            found = found.chosen(np.lexsort((found.slots, found.rows)))
+        signs = np.ones(found.rows.size, np.int8)
+        return Outcome(found.slots, id_values(ids)[found.rows], signs, found.scores, found.distances)
+    n_found = found.rows.size
+    entries = [change.entry for _, change in changes]
+    all_ids = id_values([*(ids[row] for row in found.rows.tolist()), *(entry.message for entry in entries)])
+    arrived = np.concatenate([arrivals[found.rows], np.array([entry.arrival for entry in entries], np.int64)])
+    slots = np.concatenate([found.slots, np.array([slot for slot, _ in changes], np.int64)])
+    signs = np.array([1] * n_found + [change.change for _, change in changes], np.int8)
+    scores = np.concatenate([filled(found.scores, n_found), [entry.score for entry in entries]])
+    distances = np.concatenate([filled(found.distances, n_found), [entry.distance for entry in entries]])
+    order = np.lexsort((slots, arrived))
+    return Outcome(*(part[order] for part in (slots, all_ids, signs, scores, distances)))
+
+
+@kernel
+def is_in_order(rows: Any, slots: Any) -> bool:
+    """Whether matches are ordered by row, then by slot."""
+    for i in range(1, rows.size):
+        if rows[i] < rows[i - 1] or (rows[i] == rows[i - 1] and slots[i] < slots[i - 1]):
+            return False
+    return True
 
 
 def deliveries(outcome: Outcome, subscription_ids: Any) -> list[Delivery]:
     """Return an outcome as a list; `subscription_ids` are those of its slots."""
-    n = outcome.slots.size
-    scores, distances = (_known(values, n) for values in (outcome.scores, outcome.distances))
-    columns = (subscription_ids.tolist(), outcome.message_ids.tolist(), outcome.changes.tolist(), scores, distances)
-    # As Delivery(*row) for each row, in a third of the time: a message may have hundreds.
-    new = tuple.__new__
-    return [new(Delivery, row) for row in zip(*columns, strict=True)]
+    columns = (
+        subscription_ids.tolist(),
+        outcome.message_ids.tolist(),
+        outcome.changes.tolist(),
+        _known(outcome.scores),
+        _known(outcome.distances),
+    )
+    # As Delivery(*row) for each row, in half of the time: a message may have hundreds.
+    return list(map(tuple.__new__, repeat(Delivery), zip(*columns, strict=False)))
 
 
-def _known(values: Any | None, size: int) -> list[float | None]:
-    """Return numbers as a list, None for NaN."""
+def _known(values: Any | None) -> Iterable[float | None]:
+    """Return numbers, None for NaN; as many None as are asked for if there are no numbers."""
     if values is None:
-        return [None] * size
+        return repeat(None)
     return [None if value != value else value for value in values.tolist()]

@@ -192,6 +192,16 @@ def counted_rows(chunk_offsets: Any, chunk_numbers: Any, id_offsets: Any, ids: A
 
 
 @kernel
+def weights_of(token_ids: Any, weights: Any, weight_of_others: float) -> Any:
+    """Return the weight of each id; those behind the end of `weights` have one in common."""
+    result = np.empty(token_ids.size, np.float64)
+    for i in range(token_ids.size):
+        token = token_ids[i]
+        result[i] = weights[token] if token < weights.size else weight_of_others
+    return result
+
+
+@kernel
 def sort_ids(ids: Any) -> None:
     """Sort in place; most texts are short enough for insertion to be the fastest way."""
     if ids.size > 64:

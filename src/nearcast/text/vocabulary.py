@@ -53,13 +53,13 @@ def token_rows_of_arrow(ids: Any, counts: Any) -> TokenRows:
 
 def single_row(numbers: Iterable[int]) -> TokenRows:
     """Return one row of tokens, given as they occur."""
-    counts = Counter(numbers)
-    ids = sorted(counts)
-    return TokenRows(
-        np.array([0, len(ids)], np.int64),
-        np.array(ids, np.int32),
-        np.array([counts[number] for number in ids], np.int32),
-    )
+    occurring = list(numbers)
+    ids = sorted(set(occurring))
+    token_counts = np.ones(len(ids), np.int32)
+    if len(ids) < len(occurring):
+        counts = Counter(occurring)
+        token_counts[:] = [counts[number] for number in ids]
+    return TokenRows(np.array([0, len(ids)], np.int64), np.array(ids, np.int32), token_counts)
 
 
 def stacked_rows(parts: Sequence[TokenRows]) -> TokenRows:
@@ -280,12 +280,7 @@ class Vocabulary:
 
     def weights(self, token_ids: Any) -> Any:
         """Return the inverse document frequency of each id."""
-        if not token_ids.size:
-            return np.zeros(0)
-        result = np.full(token_ids.size, self._weight(0))
-        is_fitted = token_ids < self.n_fitted
-        result[is_fitted] = self._idf[token_ids[is_fitted]]
-        return result
+        return scan.weights_of(token_ids, self._idf, self._weight(0))
 
     def fingerprint(self, n_tokens: int) -> str:
         """Return a hash of the first `n_tokens` tokens; where it is the same, their ids mean the same."""
