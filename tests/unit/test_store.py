@@ -13,7 +13,7 @@ import pytest
 
 import nearcast as nc
 import nearcast.index.compile
-from nearcast.index import adaptive
+from nearcast.index import adaptive, segment
 from nearcast.index.adaptive import divergence
 from nearcast.locks import FairLock
 
@@ -115,6 +115,7 @@ def test_messages_are_published_while_subscriptions_come_and_go():
 
 def test_segments_follow_the_words_of_the_messages(monkeypatch):
     monkeypatch.setattr(adaptive, "MIN_OBSERVED", 500)
+    monkeypatch.setattr(segment, "TILE_COST", 1e9)  # words alone decide
     # What was rare in the sample is frequent in the stream.
     sample = messages(300, words=WORDS[::-1])["keywords"]
     followed = nc.Broker(space=SPACE, vocabulary=nc.Vocabulary.fit(sample))
@@ -128,7 +129,7 @@ def test_segments_follow_the_words_of_the_messages(monkeypatch):
         assert followed.publish_batch(batch) == expected.publish_batch(batch)
         read.append(followed._book._contents.index.n_read - before)
     assert "1 segments were built again because the words of the messages had changed" in followed.describe()
-    assert read[0] == read[1] > 1.5 * read[2]
+    assert read[0] == read[1] > 1.2 * read[2]
     assert read[2] == read[3]
 
 
