@@ -58,9 +58,9 @@ bench-boolean-sweeps: .venv/dev.done  ## the sweeps of the AP-Tree paper against
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-		--group build --extra spark pyproject.toml -o requirements/run.txt
+		--group build --extra report --extra spark pyproject.toml -o requirements/run.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-		--group dev --extra spark -c requirements/run.txt pyproject.toml -o requirements/dev.txt
+		--group dev --extra report --extra spark -c requirements/run.txt pyproject.toml -o requirements/dev.txt
 
 clean:  ## remove everything that was made
 	rm -rf .venv .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,6 +1,8 @@
 """A pipeline file is checked to the line, and runs: files in, files out."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
 
@@ -87,9 +89,11 @@ def test_bad_files_are_refused_with_the_line(tmp_path, old, new, message):
     assert message in str(caught.value)
 
 
+COMMAND = [sys.executable, "-c", "from nearcast.cli.main import run; run()"]
+
+
 def nearcast(*arguments):
-    command = [sys.executable, "-c", "from nearcast.cli.main import run; run()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300)
 
 
 def test_a_pipeline_runs_and_runs_again(tmp_path):
@@ -123,3 +127,31 @@ def test_a_pipeline_runs_and_runs_again(tmp_path):
         for line in file.read_text().splitlines()
     )
     assert found == [("a", 4, 1), ("a", 5, 1), ("a", 6, 1), ("b", 1, 1), ("b", 2, 1)]
+
+
+def test_a_run_that_goes_on_tells_of_its_batches_and_ends_when_asked(tmp_path):
+    (tmp_path / "pipeline.toml").write_text(GOOD.replace('trigger = "available-now"\n', ""))
+    (tmp_path / "subscriptions.jsonl").write_text('{"id": "a", "kind": "boolean", "expression": "tea"}')
+    (tmp_path / "messages").mkdir()
+    message = {"id": 1, "x": 5, "y": 5, "text": "tea", "ts": "2026-01-01T00:00:00Z"}
+    (tmp_path / "messages" / "1.json").write_text(json.dumps(message))
+    with subprocess.Popen(
+        [*COMMAND, "run", str(tmp_path / "pipeline.toml")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background ignores Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as running:
+        lines = iter(running.stderr.readline, "")
+        told = next(line for line in lines if line.startswith("batch"))
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=100)
+    assert re.fullmatch(
+        r"batch +0 +1 messages +[\d,]+/s +1 deliveries +[\d.]+ m?s  state +[\d.]+ kB  lag +[\d.,]+ (s|min|h|days)\n",
+        told,
+    )
+    assert running.returncode == 0, err
+    assert "Traceback" not in err
+    assert re.match(r"1 messages, 1 deliveries, 0 rejected in [\d.]+ s; state and deliveries are in ", out)
+    assert f"nearcast report {tmp_path / 'state'}" in err

@@ -132,7 +132,7 @@ def test_bad_changes_are_told(tmp_path):
         }
     )
     counts = write_input(folder, 0, changes, pa.table({}))
-    assert counts == {"messages": 0, "changes": 3, "rejected": 3}
+    assert counts == {"messages": 0, "changes": 3, "rejected": 3, "newest": None}
     reports = [run_shard(folder, shard, 0) for shard in range(2)]
     assert sum(report.rejected for report in reports) == 2
     assert sum(report.subscriptions for report in reports) == 41

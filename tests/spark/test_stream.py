@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import time
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +11,7 @@ import pytest
 
 import nearcast as nc
 from nearcast.spark import stream
+from nearcast.spark.state import Folder
 from pipelines import SPACE, Scenario, delivered, started
 
 
@@ -24,6 +27,53 @@ def test_a_stream_delivers_what_a_broker_does(spark, tmp_path, seed, shards):
     assert told[-1]["subscriptions"] == len(ids)
     lines = [json.loads(line) for line in (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()]
     assert lines == told
+
+
+def test_metrics_tell_what_happened(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=9, n_batches=7)
+    state = tmp_path / "state"
+    told = []
+
+    def sized(metrics):
+        found = [file for part in ("inputs", "shards") for file in (state / part).rglob("*") if file.is_file()]
+        told.append((metrics, sum(file.stat().st_size for file in found)))
+
+    before = datetime.now(UTC)
+    started(spark, scenario, state, on_batch=sized, sinks=[lambda *_: time.sleep(0.05)]).awaitTermination()
+    expected = scenario.expected()[0]
+    times = [before]
+    for metrics, n_bytes in told:
+        stages = [metrics[f"{stage}_seconds"] for stage in ("input", "match", "sink", "cleanup")]
+        assert all(seconds > 0 for seconds in stages)
+        assert sum(stages) == pytest.approx(metrics["seconds"])
+        assert sum(metrics["shard_subscriptions"]) == metrics["subscriptions"]
+        assert sum(metrics["shard_deliveries"]) == metrics["deliveries"] == len(expected[metrics["batch"]])
+        busy = metrics["shard_seconds"]
+        assert 0 < max(busy) < metrics["match_seconds"]
+        assert metrics["balance"] == pytest.approx(max(busy) / (sum(busy) / 2))
+        assert metrics["state_bytes"] == n_bytes
+        assert 50e6 < metrics["worker_bytes"] < 4e9
+        times.append(datetime.fromisoformat(metrics["time"]))
+    assert times == sorted(times)
+    assert times[-1] <= datetime.now(UTC)
+    (first, _), *others = told
+    assert first["lag_seconds"] is None
+    for (metrics, _), (_, messages) in zip(others, scenario.batches, strict=True):
+        newest = max(message.ts for message in messages)
+        moment = datetime.fromisoformat(metrics["time"]).timestamp()
+        assert metrics["lag_seconds"] == pytest.approx(moment - newest, abs=0.01)
+        assert metrics["sink_seconds"] > 0.05
+
+
+def test_a_line_of_metrics_is_not_glued_to_one_that_was_cut_off(tmp_path):
+    folder = Folder(tmp_path)
+    folder.append_metrics({"batch": 0})
+    folder.append_metrics({"batch": 1})
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-4])
+    folder.append_metrics({"batch": 2})
+    folder.append_metrics({"batch": 3})
+    assert metrics.read_text().splitlines() == ['{"batch": 0}', '{"batch":', '{"batch": 2}', '{"batch": 3}']
 
 
 def test_a_stopped_stream_goes_on(spark, tmp_path):

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import nearcast as nc
 from nearcast.cli.files import read_rows
-from nearcast.cli.show import compiled_kernels, errors, output, progress_bar, shortened
+from nearcast.cli.show import as_bytes, compiled_kernels, errors, output, progress_bar, shortened
 
 EXAMPLES = """[bold]Example[/]
 
@@ -116,7 +116,7 @@ def _on_spark(
             pace = metrics["messages"] / metrics["seconds"]
             note = (
                 f"batch {metrics['batch']}, {pace:,.0f} messages/s, {n_deliveries:,} deliveries, "
-                f"{messages.num_rows - n_done:,} waiting, state {state.bytes_of() / 1e6:.1f} MB"
+                f"{messages.num_rows - n_done:,} waiting, state {as_bytes(metrics['state_bytes'])}"
             )
             bar.update(task, completed=n_done, note=note)
 

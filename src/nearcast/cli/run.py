@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearcast.cli.show import errors, output
+from nearcast.cli.show import as_bytes, as_duration, errors, output
 from nearcast.errors import NearcastError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 EXAMPLES = """[bold]Examples[/]
 
@@ -45,24 +50,19 @@ def run(
         )
         return
     totals = {"messages": 0, "deliveries": 0, "rejected": 0}
-    with errors.status("Starting Spark ..."):
-        started = time.perf_counter()
+    started = time.perf_counter()
+
+    with errors.status("Starting Spark ...") as status:
 
         def told(metrics: Mapping[str, Any]) -> None:
             for name in totals:
                 totals[name] += metrics[name]
-            if metrics["batch"] < 0:
-                line = f"subscriptions  {metrics['subscriptions']:>9,}"
-            else:
-                pace = metrics["messages"] / metrics["seconds"]
-                line = f"batch {metrics['batch']:>8}  {metrics['messages']:>9,} messages  {pace:>9,.0f}/s"
-            rejected = f"  [yellow]{metrics['rejected']:,} rejected[/]" if metrics["rejected"] else ""
-            errors.print(
-                f"{line}  {metrics['deliveries']:>9,} deliveries  {metrics['seconds']:.2f} s{rejected}", highlight=False
-            )
+            errors.print(progress_line(metrics), highlight=False, soft_wrap=True)
+            status.update(f"{totals['messages']:,} messages, {totals['deliveries']:,} deliveries; Ctrl-C ends it")
 
         try:
-            start(described, on_batch=told).awaitTermination()
+            query = start(described, on_batch=told)
+            _await_end(query)
         except PySparkException as error:
             raise NearcastError(f"the pipeline stopped: {error}; run it again and it goes on where it was") from error
         finally:
@@ -74,4 +74,40 @@ def run(
         f"in {seconds:.1f} s; state and deliveries are in {described.state}",
         highlight=False,
         soft_wrap=True,
+        markup=False,
     )
+    errors.print(f"To see it: nearcast report {described.state}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _await_end(query: StreamingQuery) -> None:
+    """Return when the query has ended; Ctrl-C ends it, and a batch that is cut off is done again by the next run."""
+    is_asked = False
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        nonlocal is_asked
+        is_asked = True
+        # Asked a second time, end at once.
+        signal.signal(number, signal.SIG_DFL)
+
+    # Spark has put a handler of its own in place, which breaks into an answer that is being read.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    while not query.awaitTermination(1):
+        if is_asked:
+            query.stop()
+
+
+def progress_line(metrics: Mapping[str, Any]) -> str:
+    """Return what happened in a batch as a line of markup; the lag is there if the messages have times."""
+    if metrics["batch"] < 0:
+        line = f"start         {metrics['subscriptions']:>8,} subscriptions     "
+    else:
+        pace = metrics["messages"] / metrics["seconds"]
+        line = f"batch {metrics['batch']:>6}  {metrics['messages']:>8,} messages  {pace:>8,.0f}/s"
+    line += f"  {metrics['deliveries']:>9,} deliveries  {as_duration(metrics['seconds']):>7}"
+    line += f"  state {as_bytes(metrics['state_bytes']):>7}"
+    if metrics["lag_seconds"] is not None:
+        line += f"  lag {as_duration(metrics['lag_seconds']):>7}"
+    if metrics["rejected"]:
+        line += f"  [yellow]{metrics['rejected']:,} rejected[/]"
+    return line

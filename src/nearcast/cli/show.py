@@ -79,3 +79,21 @@ def shortened(text: Any, width: int = 70) -> str:
     """Return a text on one line of limited width, safe to print as markup."""
     line = " ".join(str(text).split())
     return escape(line if len(line) <= width else line[: width - 1] + "…")
+
+
+def as_bytes(n_bytes: float) -> str:
+    """Return a size in the unit that suits it."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 999.5:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" or n_bytes >= 99.5 else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.1f} TB"
+
+
+def as_duration(seconds: float) -> str:
+    """Return a span of time in the unit that suits it."""
+    for unit, length, limit in (("ms", 0.001, 1), ("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if abs(seconds) < limit:
+            value = seconds / length
+            return f"{value:.0f} {unit}" if abs(value) >= 9.95 or value == 0 else f"{value:.1f} {unit}"
+    return f"{seconds / 86_400:,.0f} days"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import resource
+import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -38,10 +40,14 @@ class Report(NamedTuple):
     rejected: int
     seconds: float
     repeated: int
+    worker_bytes: int
 
 
-def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Table) -> dict[str, int]:
-    """Check the rows of a batch, keep the good ones as its input and the others as rejected; return their numbers."""
+def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Table) -> dict[str, Any]:
+    """Check the rows of a batch, keep the good ones as its input and the others as rejected; return their numbers.
+
+    `newest` is the latest time of a message, in seconds since 1970, or None where no message has a time.
+    """
     good_messages, bad_messages = _checked_messages(folder.plan(), messages)
     good_changes, bad_changes = _checked_changes(changes)
     for name, rejections in (("messages", bad_messages), ("changes", bad_changes)):
@@ -51,6 +57,7 @@ def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Tabl
         "messages": good_messages.num_rows,
         "changes": good_changes.num_rows,
         "rejected": len(bad_messages) + len(bad_changes),
+        "newest": _newest(good_messages),
     }
     folder.write_input(batch, good_changes, good_messages, counts)
     return counts
@@ -67,6 +74,12 @@ def _checked_messages(plan: Plan, messages: pa.Table) -> tuple[pa.Table, list[Re
         return messages, []
     raw, rejections = Intake(plan.space, Vocabulary(), plan.window).checked(messages)
     return messages.take(pa.array(raw.rows)), rejections
+
+
+def _newest(messages: pa.Table) -> float | None:
+    """Return the latest time of a message, if any has one."""
+    micros = arrow.time_column(messages, "ts")[0].max(initial=arrow.NO_TIME)
+    return None if micros == arrow.NO_TIME else micros / 1e6
 
 
 def _checked_changes(changes: pa.Table) -> tuple[pa.Table, list[Rejection]]:
@@ -103,8 +116,10 @@ def run_shard(folder: Folder, shard: int, batch: int) -> Report:
     if (batch + shard) % every == 0 or batch == FIRST:
         folder.save_shard(shard, batch, broker)
     _held[key] = broker, batch
+    repeated = batch - 1 - last
     seconds = time.perf_counter() - started
-    return Report(shard, len(broker), n_messages, deliveries.num_rows, len(rejected), seconds, batch - 1 - last)
+    counts = (len(broker), n_messages, deliveries.num_rows, len(rejected))
+    return Report(shard, *counts, seconds, repeated, _peak_bytes())
 
 
 def shard_after(folder: Folder, shard: int, batch: int) -> Broker:
@@ -176,6 +191,12 @@ def _stacked(tables: list[pa.Table], plan: Plan) -> pa.Table:
     subscriptions, messages = (pa.array([], ID_TYPES[name]) for name in (plan.subscription_id, plan.message_id))
     empty = arrow.deliveries_table(subscriptions, messages, [], None, None)
     return pa.concat_tables([empty, *(table.cast(empty.schema) for table in tables if table.num_rows)])
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _freeze_once() -> None:

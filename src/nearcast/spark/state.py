@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class Folder:
         """Whether the input of a batch is there."""
         return (self.input_folder(batch) / MANIFEST).exists()
 
-    def counts_of_sound_input(self, batch: int) -> dict[str, int] | None:
+    def counts_of_sound_input(self, batch: int) -> dict[str, Any] | None:
         """Return the counts of the input of a batch to be done now; one that is not whole is removed: None."""
         folder = self.input_folder(batch)
         if not folder.exists():
@@ -124,7 +124,7 @@ class Folder:
         folder = self.path / "deliveries" / f"batch={batch}"
         return all((folder / f"{shard:03d}.parquet").exists() for shard in range(self.plan().shards))
 
-    def write_input(self, batch: int, changes: pa.Table, messages: pa.Table, counts: Mapping[str, int]) -> None:
+    def write_input(self, batch: int, changes: pa.Table, messages: pa.Table, counts: Mapping[str, Any]) -> None:
         """Keep the input of a batch."""
         tables = {"changes": changes, "messages": messages}
         write_state(self.input_folder(batch), State({}, tables, dict(counts)))
@@ -191,12 +191,39 @@ class Folder:
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add a line about a batch."""
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
+        with open(self.path / "metrics.jsonl", "ab+") as file:
+            # A driver that died may have left half a line, which must not take this one with it.
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            before = b"" if file.read(1) in (b"", b"\n") else b"\n"
+            file.write(before + json.dumps(metrics).encode() + b"\n")
 
-    def bytes_of(self, parts: Iterable[str] = ("inputs", "shards")) -> int:
-        """Return how much the state takes on disk."""
-        return sum(file.stat().st_size for part in parts for file in (self.path / part).rglob("*") if file.is_file())
+    def kept(self) -> list[Path]:
+        """Return the folders of all inputs and snapshots."""
+        parents = [self.path / "inputs", *(self._snapshots(shard) for shard in range(self.plan().shards))]
+        return [entry for parent in parents if parent.exists() for entry in parent.iterdir()]
+
+
+class StateSize:
+    """How much the inputs and snapshots of a pipeline take; each is looked at once, since it does not change."""
+
+    def __init__(self, folder: Folder):
+        self._folder = folder
+        self._sizes: dict[Path, int] = {}
+
+    def bytes(self) -> int:
+        """Return how many bytes the inputs and snapshots have now, as their manifests say."""
+        self._sizes = {path: self._sizes.get(path) or _bytes_of(path) for path in self._folder.kept()}
+        return sum(self._sizes.values())
+
+
+def _bytes_of(path: Path) -> int:
+    """Return the bytes of a saved state; 0 while it is not whole."""
+    try:
+        manifest = (path / MANIFEST).read_bytes()
+        return len(manifest) + sum(size for size, _ in json.loads(manifest)["files"].values())
+    except FileNotFoundError:
+        return 0
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:

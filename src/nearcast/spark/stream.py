@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,15 @@ from nearcast.errors import NearcastError
 from nearcast.model import Geographic, Space, Window
 from nearcast.spark.batch import id_type
 from nearcast.spark.shards import Report, run_shard, write_input
-from nearcast.spark.state import FIRST, Folder, Plan
+from nearcast.spark.state import FIRST, Folder, Plan, StateSize
 from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
-COUNTS = "messages long, changes long, rejected long"
-REPORT = "shard long, subscriptions long, messages long, deliveries long, rejected long, seconds double, repeated long"
+COUNTS = "messages long, changes long, rejected long, newest double"
+REPORT = (
+    "shard long, subscriptions long, messages long, deliveries long, rejected long, seconds double, repeated long, "
+    "worker_bytes long"
+)
 
 
 def stream(
@@ -81,12 +85,12 @@ def stream(
     space = Geographic() if space is None else space
     plan = Plan(space, window, shards, snapshot_every, subscribers.pop(), id_type(messages))
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary)
-    spark = messages.sparkSession
+    spark, size = messages.sparkSession, StateSize(folder)
     if not folder.is_done(FIRST):
         first = None if subscriptions is None else _rows(None, subscriptions)
-        _process(spark, folder, shards, (), on_batch, first, FIRST)
+        _process(spark, folder, size, shards, (), on_batch, first, FIRST)
     rows = _rows(messages, changes)
-    writer = rows.writeStream.foreachBatch(partial(_process, spark, folder, shards, sinks, on_batch))
+    writer = rows.writeStream.foreachBatch(partial(_process, spark, folder, size, shards, sinks, on_batch))
     writer = writer.option("checkpointLocation", str(folder.path / "checkpoint"))
     return (writer.trigger(**trigger) if trigger else writer).start()
 
@@ -104,6 +108,7 @@ def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
 def _process(
     spark: SparkSession,
     folder: Folder,
+    size: StateSize,
     shards: int,
     sinks: Iterable[Sink],
     on_batch: Callable[[Mapping[str, Any]], None] | None,
@@ -117,29 +122,43 @@ def _process(
         counts = _written_input(folder, batch, rows)
     written = time.perf_counter()
     tasks = spark.range(0, shards, 1, shards).mapInArrow(partial(_run_shards, folder, batch), REPORT)
-    reports = [Report(*row) for row in tasks.collect()]
+    reports = sorted(Report(*row) for row in tasks.collect())
     matched = time.perf_counter()
     for sink in sinks:
         sink(spark.read.parquet(str(folder.path / "deliveries" / f"batch={batch}")), batch)
+    sunk = time.perf_counter()
     folder.collect_garbage(batch - 1)
+    state_bytes = size.bytes()
+    now, finished = datetime.now(UTC), time.perf_counter()
+    newest, busy = counts.get("newest"), [report.seconds for report in reports]
     metrics = {
         "batch": batch,
-        **counts,
+        "time": now.isoformat(timespec="milliseconds"),
+        "messages": counts["messages"],
+        "changes": counts["changes"],
         "rejected": counts["rejected"] + sum(report.rejected for report in reports),
         "deliveries": sum(report.deliveries for report in reports),
         "subscriptions": sum(report.subscriptions for report in reports),
-        "seconds": time.perf_counter() - started,
+        "lag_seconds": None if newest is None else now.timestamp() - newest,
+        "seconds": finished - started,
         "input_seconds": written - started,
         "match_seconds": matched - written,
-        "shard_seconds": [report.seconds for report in sorted(reports)],
+        "sink_seconds": sunk - matched,
+        "cleanup_seconds": finished - sunk,
+        "shard_seconds": busy,
+        "shard_subscriptions": [report.subscriptions for report in reports],
+        "shard_deliveries": [report.deliveries for report in reports],
+        "balance": max(busy) * len(busy) / sum(busy),
         "repeated_batches": sum(report.repeated for report in reports),
+        "state_bytes": state_bytes,
+        "worker_bytes": max(report.worker_bytes for report in reports),
     }
     folder.append_metrics(metrics)
     if on_batch is not None:
         on_batch(metrics)
 
 
-def _written_input(folder: Folder, batch: int, rows: DataFrame | None) -> dict[str, int]:
+def _written_input(folder: Folder, batch: int, rows: DataFrame | None) -> dict[str, Any]:
     """Let one task write the input of a batch; return how many rows there were."""
     if rows is not None:
         # Rows are numbered where they are read, so that one writer can put them into their order again.
@@ -163,7 +182,9 @@ def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> 
         column = table[name].combine_chunks()
         parts[name] = pa.Table.from_struct_array(column.filter(column.is_valid()))
     counts = write_input(folder, batch, parts["change"], parts["message"])
-    yield pa.RecordBatch.from_pylist([counts])
+    # A time that is missing would have no type of its own.
+    schema = pa.schema([(name, pa.float64() if name == "newest" else pa.int64()) for name in counts])
+    yield pa.RecordBatch.from_pylist([counts], schema)
 
 
 def _run_shards(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,205 @@
+"""`nearcast report`: how a pipeline did, as one page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import importlib.util
+import io
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+
+from nearcast.cli.files import check_writable
+from nearcast.cli.show import as_bytes, as_duration, errors, output
+from nearcast.errors import NearcastError
+from nearcast.storage import replaced_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXAMPLES = """[bold]Examples[/]
+
+nearcast report state
+
+nearcast report state --output run.png"""
+SUFFIXES = (".html", ".png")
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff }}
+body {{ max-width: 1280px; margin: 2rem auto; padding: 0 1rem }}
+h1 {{ font-size: 1.4rem; margin-bottom: 0.2rem }}
+p {{ color: #555; margin-top: 0 }}
+dl {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); gap: 0.8rem; margin: 1.2rem 0 }}
+dl div {{ border-left: 3px solid #0072B2; padding-left: 0.6rem }}
+dt {{ color: #666; font-size: 0.82rem }}
+dd {{ margin: 0; font-weight: 600 }}
+img {{ width: 100%; height: auto }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p>{made_for}</p>
+<dl>
+{totals}
+</dl>
+<img alt="Throughput, times, balance of shards and size of the state, batch by batch"
+src="data:image/svg+xml;base64,{picture}">
+</body>
+</html>
+"""
+
+
+class Recorded(NamedTuple):
+    """What a state folder tells about a pipeline; `lines` are the metrics of its batches, each batch once."""
+
+    settings: Mapping[str, Any]
+    first: Mapping[str, Any] | None  # the subscriptions that were there before the stream began
+    lines: Sequence[Mapping[str, Any]]
+    n_unreadable: int
+
+
+def report(
+    state: Annotated[Path, typer.Argument(metavar="STATE", help="The state folder of a pipeline, running or not.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "--out", "-o", help="Where to write it: .html or .png; by default report.html in the folder."
+        ),
+    ] = None,
+) -> None:
+    """Draw how a pipeline did, batch by batch, on one page: throughput, times, balance of shards, size of the state."""
+    target = state / "report.html" if out is None else out
+    if target.suffix.lower() not in SUFFIXES:
+        raise NearcastError(f"output is {target}; it must end in {' or '.join(SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NearcastError("Matplotlib is not installed; pip install 'nearcast[report]'")
+    recorded = read_recorded(state)
+    check_writable(target)
+    if recorded.n_unreadable:
+        lines = "1 line" if recorded.n_unreadable == 1 else f"{recorded.n_unreadable:,} lines"
+        errors.print(
+            f"{lines} of metrics.jsonl, maybe cut off by a crash, could not be read", style="yellow", highlight=False
+        )
+    from nearcast.cli import charts
+
+    title = f"Nearcast pipeline {state.resolve().parent.name}/{state.resolve().name}"
+    numbers = totals(recorded)
+    with errors.status("Drawing ..."), replaced_file(target) as unfinished:
+        if target.suffix.lower() == ".png":
+            told = " · ".join(f"{name} {value}" for name, value in numbers.items())
+            header = "\n".join([title, *_wrapped(made_for(recorded.settings)), *_wrapped(told)])
+            charts.draw(recorded.lines, title=header).savefig(unfinished, format="png")
+        else:
+            unfinished.write_text(_page(title, recorded, numbers, charts.draw(recorded.lines)), encoding="utf-8")
+    batches = "1 batch" if len(recorded.lines) == 1 else f"{len(recorded.lines):,} batches"
+    output.print(f"{batches} drawn in {target}", highlight=False, soft_wrap=True, markup=False)
+
+
+def read_recorded(state: Path) -> Recorded:
+    """Return what a state folder tells about its pipeline."""
+    if not state.exists():
+        raise NearcastError(f"{state} does not exist; it must be the state folder of a pipeline")
+    if not (state / "PIPELINE.json").is_file():
+        raise NearcastError(f"{state} is not the state folder of a pipeline: there is no PIPELINE.json in it")
+    try:
+        settings = json.loads((state / "PIPELINE.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise NearcastError(f"{state / 'PIPELINE.json'} cannot be read: {error}") from None
+    metrics = state / "metrics.jsonl"
+    texts = metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.exists() else []
+    found = [_line_of(text) for text in texts if text.strip()]
+    # A batch that was repeated after a crash has two lines; the later one tells what its deliveries are.
+    by_batch = {line["batch"]: line for line in found if line is not None}
+    lines = [by_batch[batch] for batch in sorted(by_batch) if batch >= 0]
+    if not lines:
+        raise NearcastError(f"{state} has no batches yet; run the pipeline first")
+    return Recorded(settings, by_batch.get(-1), lines, found.count(None))
+
+
+def _line_of(text: str) -> dict[str, Any] | None:
+    """Return a line of metrics, or None if it is not whole."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    needed = ("batch", "seconds", "messages", "deliveries")
+    return line if isinstance(line, dict) and all(isinstance(line.get(name), (int, float)) for name in needed) else None
+
+
+def made_for(settings: Mapping[str, Any]) -> str:
+    """Return in words what a pipeline was made for."""
+    told = [_words(part) for name in ("space", "window") if (part := settings.get(name))]
+    if not settings.get("window"):
+        told.append("no window")
+    shards = settings.get("shards", 1)
+    told.append("1 shard" if shards == 1 else f"{shards} shards")
+    if "snapshot_every" in settings:
+        told.append(f"snapshots every {settings['snapshot_every']} batches")
+    if "vocabulary" in settings:
+        told.append(f"vocabulary {settings['vocabulary']}")
+    return " · ".join(told)
+
+
+def _words(part: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a space or window in words: its kind and its numbers."""
+    [(kind, values)] = part.items()
+    numbers = ", ".join(f"{name} {value:,g}" for name, value in values.items() if value is not None)
+    return f"{kind} ({numbers})" if numbers else kind
+
+
+def _wrapped(told: str) -> list[str]:
+    """Return lines that are broken only between parts."""
+    unbroken = told.replace(" ", "\N{NO-BREAK SPACE}").replace("·\N{NO-BREAK SPACE}", "· ")
+    return textwrap.wrap(unbroken, 150)
+
+
+def totals(recorded: Recorded) -> dict[str, str]:
+    """Return what came of the whole run."""
+    lines = recorded.lines
+    seconds = np.array([line["seconds"] for line in lines])
+    messages, deliveries = (sum(line[name] for line in lines) for name in ("messages", "deliveries"))
+    numbers = {
+        "batches": f"{len(lines):,}",
+        "messages": f"{messages:,}",
+        "deliveries": f"{deliveries:,}",
+        "messages/s": f"{messages / seconds.sum():,.0f}",
+        "p50 of a batch": as_duration(float(np.percentile(seconds, 50))),
+        "p99 of a batch": as_duration(float(np.percentile(seconds, 99))),
+    }
+    last = lines[-1]
+    if "subscriptions" in last:
+        numbers["subscriptions"] = f"{last['subscriptions']:,}"
+    numbers["rejected rows"] = f"{sum(line.get('rejected', 0) for line in [*lines, recorded.first or {}]):,}"
+    if "state_bytes" in last:
+        numbers["state"] = as_bytes(last["state_bytes"])
+    return numbers
+
+
+def _page(title: str, recorded: Recorded, numbers: Mapping[str, str], figure: Figure) -> str:
+    """Return the whole page, with the picture in it."""
+    numbers = dict(numbers)
+    if recorded.first is not None:
+        numbers["first subscriptions taken in"] = as_duration(recorded.first["seconds"])
+    for name, line in (("first batch done (UTC)", recorded.lines[0]), ("last batch done (UTC)", recorded.lines[-1])):
+        if "time" in line:
+            numbers[name] = line["time"][:19].replace("T", " ")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="svg")
+    items = (f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in numbers.items())
+    return PAGE.format(
+        title=html.escape(title),
+        made_for=html.escape(made_for(recorded.settings)),
+        totals="\n".join(items),
+        picture=base64.b64encode(picture.getvalue()).decode(),
+    )

@@ -1,0 +1,263 @@
+"""`nearcast report` draws what a pipeline recorded, from its metrics alone, whatever a crash has left of them."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from nearcast.cli.charts import MAX_POINTS, Course, draw
+from nearcast.cli.report import made_for, read_recorded, totals
+from nearcast.cli.show import as_bytes, as_duration
+from nearcast.errors import NearcastError
+
+SETTINGS = {
+    "format": "nearcast-pipeline-1",
+    "run": "a",
+    "shards": 2,
+    "snapshot_every": 20,
+    "space": {"Geographic": {"max_dist": 50000.0}},
+    "window": {"CountWindow": {"size": 1000}},
+    "vocabulary": "b40d1fbe8917a2d8",
+}
+
+
+def line(batch, **others):
+    """The metrics of a batch; the time passes by a minute each."""
+    return {
+        "batch": batch,
+        "time": f"2026-05-{1 + batch // 1440:02d}T{batch // 60 % 24:02d}:{batch % 60:02d}:00.000+00:00",
+        "messages": 100,
+        "changes": 1,
+        "rejected": batch % 3,
+        "deliveries": 300,
+        "subscriptions": 40,
+        "lag_seconds": 2.5,
+        "seconds": 0.5,
+        "input_seconds": 0.1,
+        "match_seconds": 0.3,
+        "sink_seconds": 0.06,
+        "cleanup_seconds": 0.04,
+        "shard_seconds": [0.2, 0.1],
+        "shard_subscriptions": [15, 25],
+        "shard_deliveries": [200, 100],
+        "balance": 4 / 3,
+        "repeated_batches": batch % 2,
+        "state_bytes": 1000 * (batch + 1),
+        "worker_bytes": 200_000_000,
+    } | others
+
+
+def recorded(folder, lines, *, tail="", settings=SETTINGS):
+    folder.mkdir(exist_ok=True)
+    (folder / "PIPELINE.json").write_text(json.dumps(settings))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + tail)
+    return folder
+
+
+START = line(-1, time="2026-04-30T23:59:00.000+00:00", messages=0, deliveries=0, rejected=4, lag_seconds=None)
+
+
+def picture(page):
+    """The picture inside a page."""
+    [encoded] = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
+    return ElementTree.fromstring(base64.b64decode(encoded))
+
+
+def titles(figure):
+    return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+
+
+def test_a_page_holds_all_that_it_needs(nearcast, tmp_path):
+    state = recorded(tmp_path / "my <state>", [START, *(line(batch) for batch in range(7))])
+    result = nearcast("report", state)
+    assert result.exit_code == 0, result.output
+    assert "7 batches drawn in" in result.stdout
+    page = (state / "report.html").read_text()
+    assert "/my &lt;state&gt;</h1>" in page
+    assert "Geographic (max_dist 50,000) · CountWindow (size 1,000) · 2 shards" in page
+    told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert told["messages"] == "700"
+    assert told["deliveries"] == "2,100"
+    assert told["rejected rows"] == "10"
+    assert told["messages/s"] == "200"
+    assert told["p99 of a batch"] == "500 ms"
+    assert told["state"] == "7.0 kB"
+    assert told["last batch done (UTC)"] == "2026-05-01 00:06:00"
+    assert picture(page).tag.endswith("svg")
+    assert "http" not in re.sub(r'src="[^"]+"', "", page)
+
+
+def test_a_picture_by_its_suffix(nearcast, tmp_path):
+    state = recorded(tmp_path / "state", [line(0)])
+    for option in ("--output", "--out", "-o"):
+        out = tmp_path / f"run{option}.PNG"
+        assert "1 batch drawn in" in nearcast("report", state, option, out).stdout
+        assert out.read_bytes().startswith(b"\x89PNG")
+    assert not (state / "report.html").exists()
+
+
+def test_lines_that_a_crash_cut_off_are_passed_over(nearcast, tmp_path):
+    broken = json.dumps(line(2))[:40]
+    state = recorded(tmp_path / "state", [line(0), line(1)], tail=f"{broken}\n{json.dumps(line(3))}\n[1]\n{broken}")
+    assert [found["batch"] for found in read_recorded(state).lines] == [0, 1, 3]
+    result = nearcast("report", state)
+    assert result.exit_code == 0, result.output
+    assert "3 lines of metrics.jsonl, maybe cut off by a crash, could not be read" in result.stderr
+
+
+def test_a_repeated_batch_counts_once(tmp_path):
+    lines = [START, line(0), line(1), line(1, deliveries=500), line(2)]
+    run = read_recorded(recorded(tmp_path / "state", lines))
+    assert [found["deliveries"] for found in run.lines] == [300, 500, 300]
+    assert totals(run)["deliveries"] == "1,100"
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        (None, "does not exist; it must be the state folder of a pipeline"),
+        ({}, "is not the state folder of a pipeline: there is no PIPELINE.json in it"),
+        ({"PIPELINE.json": "{"}, "PIPELINE.json cannot be read"),
+        ({"PIPELINE.json": "{}"}, "has no batches yet; run the pipeline first"),
+        ({"PIPELINE.json": "{}", "metrics.jsonl": json.dumps(START)}, "has no batches yet; run the pipeline first"),
+    ],
+)
+def test_what_is_no_run_is_refused(nearcast, tmp_path, files, problem):
+    state = tmp_path / "state"
+    if files is not None:
+        state.mkdir()
+        for name, text in files.items():
+            (state / name).write_text(text)
+    result = nearcast("report", state)
+    assert isinstance(result.exception, NearcastError)
+    assert problem in str(result.exception)
+    assert not (state / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "problem"), [("run.pdf", "must end in .html or .png"), ("nowhere/run.png", "does not exist")]
+)
+def test_where_nothing_can_be_written_is_refused(nearcast, tmp_path, out, problem):
+    state = recorded(tmp_path / "state", [line(0)])
+    result = nearcast("report", state, "-o", tmp_path / out)
+    assert isinstance(result.exception, NearcastError)
+    assert problem in str(result.exception)
+
+
+def test_what_was_not_recorded_is_not_drawn():
+    everything = titles(draw([line(0), line(1)]))
+    assert len(everything) == 9
+    without_times = titles(draw([line(0, lag_seconds=None), line(1, lag_seconds=None)]))
+    assert [title for title in everything if title not in without_times] == [everything[-1]]
+    assert everything[-1].startswith("Lag")
+    old = ("batch", "messages", "deliveries", "seconds", "match_seconds", "shard_seconds")
+    assert titles(draw([{name: line(0)[name] for name in old}])) == everything[:3]
+
+
+@pytest.mark.parametrize("n_shards", [1, 2, 40])
+@pytest.mark.parametrize("n_batches", [1, 2, 50, 5000])
+def test_runs_of_any_length_are_drawn(tmp_path, n_shards, n_batches):
+    shards = {"shard_seconds": [0.1] * n_shards, "shard_subscriptions": [1] * n_shards}
+    nothing = {"messages": 0, "deliveries": 0, "shard_deliveries": [0] * n_shards}
+    lines = [line(batch, **shards | (nothing if batch % 2 == 0 else {})) for batch in range(n_batches)]
+    figure = draw(lines, title="A run\nof some length")
+    figure.savefig(tmp_path / "run.png")
+    assert (tmp_path / "run.png").stat().st_size > 10_000
+
+
+def test_many_batches_share_points_and_none_is_lost():
+    lines = [line(batch, messages=batch, lag_seconds=None if batch % 2 else batch) for batch in range(1001)]
+    course = Course(lines)
+    assert len(course.points) <= MAX_POINTS
+    assert course.total(course.values("messages")).sum() == sum(range(1001))
+    assert course.most(course.values("messages"))[-1] == 1000
+    assert (course.edges[0], course.edges[-1]) == (-0.5, 1000.5)
+    # The first point stands for the batches 0 to 4; of these 0, 2 and 4 have a lag.
+    assert course.width == 5
+    assert course.mean(course.values("lag_seconds"))[0] == 2
+    assert np.isnan(Course(lines[1:2]).mean(Course(lines[1:2]).values("lag_seconds"))).all()
+
+
+def test_a_slow_first_batch_does_not_flatten_the_others():
+    figure = draw([line(0, seconds=60, match_seconds=59), *(line(batch) for batch in range(1, 30))])
+    [panel] = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Time of a batch")]
+    assert 0.5 < panel.get_ylim()[1] <= 1
+    assert "up to 60 s" in [text.get_text() for text in panel.texts]
+
+
+def test_what_a_pipeline_was_made_for():
+    planar = {"Planar": {"min_x": 0.0, "min_y": 0.0, "max_x": 1.0, "max_y": 1.0, "max_dist": None}}
+    assert made_for({"space": planar, "window": None, "shards": 1}) == (
+        "Planar (min_x 0, min_y 0, max_x 1, max_y 1) · no window · 1 shard"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0 ms"),
+        (0.0042, "4.2 ms"),
+        (0.25, "250 ms"),
+        (1.25, "1.2 s"),
+        (-3, "-3.0 s"),
+        (90, "90 s"),
+        (600, "10 min"),
+        (7200, "2.0 h"),
+        (864_000, "10 days"),
+    ],
+)
+def test_spans_of_time_in_words(seconds, told):
+    assert as_duration(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "told"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (123_456_789, "123 MB"), (5e12, "5.0 TB")]
+)
+def test_sizes_in_words(n_bytes, told):
+    assert as_bytes(n_bytes) == told
+
+
+def test_neither_spark_nor_matplotlib_is_loaded_before_it_is_needed(tmp_path):
+    state = recorded(tmp_path / "state", [line(0)])
+    code = (
+        "import sys; from nearcast.cli import main, report; assert 'matplotlib' not in sys.modules;"
+        f"from pathlib import Path; report.report(Path({str(state)!r}));"
+        "sys.exit(bool({'pyspark', 'pandas'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert (state / "report.html").exists()
+
+
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path):
+    state = recorded(tmp_path / "state", [line(0)])
+    code = (
+        "import sys, importlib.util as util; found = util.find_spec;"
+        "util.find_spec = lambda name, *rest: None if name == 'matplotlib' else found(name, *rest);"
+        f"sys.argv = ['nearcast', 'report', {str(state)!r}]; from nearcast.cli.main import run; run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: Matplotlib is not installed; pip install 'nearcast[report]'\n")
+
+
+def test_a_real_run_is_drawn(nearcast, tmp_path):
+    pytest.importorskip("pyspark")
+    script = (
+        "import sys; from pathlib import Path; from nearcast.spark import session;"
+        "from pipelines import Scenario, started; folder = Path(sys.argv[1]);"
+        "scenario = Scenario(folder / 'in', seed=1, n_batches=3);"
+        "started(session('local[2,4]'), scenario, folder / 'state').awaitTermination()"
+    )
+    tests = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r}); {script}", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=300)
+    state = tmp_path / "state"
+    assert "3 batches drawn in" in nearcast("report", state).stdout
+    assert len(titles(draw(read_recorded(state).lines))) == 9
+    told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", (state / "report.html").read_text()))
+    assert told["messages"] == "90"
