@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-compiled test-nojit lint check format soak bench-text bench-boolean \
+.PHONY: help run demo setup test test-compiled test-nojit test-kafka lint check format soak bench-text bench-boolean \
 	bench-boolean-sweeps lock clean
 
 help:  ## list the targets
@@ -32,6 +32,9 @@ test-compiled: .venv/dev.done
 
 test-nojit: .venv/dev.done  ## the tests of kernels again, as plain Python
 	HYPOTHESIS_PROFILE=nojit NUMBA_DISABLE_JIT=1 $(BIN)/coverage run --parallel-mode -m pytest -m kernels tests
+
+test-kafka: .venv/dev.done  ## the pipeline against a real Kafka; fetches it, and fails where it cannot
+	NEARCAST_KAFKA=needed $(BIN)/python -m pytest tests/spark/test_kafka.py
 
 lint: .venv/dev.done  ## style, types and the direction of imports
 	$(BIN)/ruff format --check --quiet .

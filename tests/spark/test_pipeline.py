@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import pyarrow.parquet as pq
 import pytest
 
 from nearcast.errors import NearcastError
@@ -58,6 +59,35 @@ def test_a_good_file(tmp_path):
     assert pipeline.spark == {"master": "local[1,4]", "spark.sql.shuffle.partitions": "3"}
 
 
+KAFKA = """\
+format = "kafka"
+servers = "127.0.0.1:9092"
+topic = "messages"
+starting_offsets = "latest"
+rows_per_batch = 100
+kafka.security.protocol = "SSL"
+"kafka.fetch.max.bytes" = 1000
+"""
+
+
+def test_a_kafka_source_passes_on_what_is_for_kafka(tmp_path):
+    files = 'format = "json"\npath = "messages"\nfiles_per_batch = 1\n'
+    assert files in GOOD
+    (tmp_path / "pipeline.toml").write_text(GOOD.replace(files, KAFKA))
+    assert read_pipeline(tmp_path / "pipeline.toml").messages == {
+        "format": "kafka",
+        "servers": "127.0.0.1:9092",
+        "topic": "messages",
+        "starting_offsets": "latest",
+        "rows_per_batch": 100,
+        "kafka.security.protocol": "SSL",
+        "kafka.fetch.max.bytes": 1000,
+    }
+    (tmp_path / "pipeline.toml").write_text(GOOD.replace(files, KAFKA.replace("latest", "later")))
+    with pytest.raises(NearcastError, match=r"line 9: starting_offsets is 'later'; it must be 'earliest', 'latest' or"):
+        read_pipeline(tmp_path / "pipeline.toml")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -69,6 +99,8 @@ def test_a_good_file(tmp_path):
         ('path = "messages"\n', "", "line 5: path is missing in [messages]; json needs it"),
         ("files_per_batch = 1", "files_per_batch = 0", "line 8: files_per_batch is 0; it must be at least 1"),
         ("files_per_batch = 1", "files_per_bach = 1", "line 8: files_per_bach is not known in [messages]; there are"),
+        ("files_per_batch = 1", "rows_per_batch = 1", "line 8: rows_per_batch says nothing to json; leave it out"),
+        ("files_per_batch = 1", 'kafka.acks = "1"', "line 8: kafka.acks says nothing to json; leave it out"),
         ('kind = "planar"', 'kind = "round"', "line 15: kind is 'round'; it must be geographic or planar"),
         ("max_x = 10", "max_x = -1", "line 14: "),
         ("max_y = 10\n", "", "line 14: missing 1 required positional argument: 'max_y'"),
@@ -118,7 +150,8 @@ def test_a_pipeline_runs_and_runs_again(tmp_path):
     done = nearcast("run", tmp_path / "pipeline.toml")
     assert done.returncode == 0, done.stderr
     assert "5 messages, 4 deliveries, 1 rejected" in done.stdout
-    (tmp_path / "messages" / "2.json").write_text("\n".join(map(json.dumps, messages[5:])))
+    bad_lines = ["not JSON", '{"id":10,"x":"east","y":1.0,"text":"tea"}', json.dumps(messages[8] | {"ts": "soon"})]
+    (tmp_path / "messages" / "2.json").write_text("\n".join([*map(json.dumps, messages[5:]), *bad_lines]))
     done = nearcast("run", tmp_path / "pipeline.toml")
     assert done.returncode == 0, done.stderr
     found = sorted(
@@ -127,6 +160,14 @@ def test_a_pipeline_runs_and_runs_again(tmp_path):
         for line in file.read_text().splitlines()
     )
     assert found == [("a", 4, 1), ("a", 5, 1), ("a", 6, 1), ("b", 1, 1), ("b", 2, 1)]
+    rejected = pq.ParquetFile(tmp_path / "state" / "rejected" / "batch=1" / "messages.parquet").read().to_pylist()
+    wrong = "a field of the record is not of the type of its column"
+    assert [(row["reason"], row["record"]) for row in rejected[:2]] == [
+        ("the record is no JSON: Expecting value: line 1 column 1 (char 0)", bad_lines[0]),
+        (wrong, bad_lines[1]),
+    ]
+    assert (rejected[2]["id"], rejected[2]["reason"]) == ("9", wrong)
+    assert '"ts":"soon"' in rejected[2]["record"]
 
 
 def test_a_run_that_goes_on_tells_of_its_batches_and_ends_when_asked(tmp_path):

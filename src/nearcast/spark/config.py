@@ -5,6 +5,7 @@ Errors name the line. What a table may hold is in TABLES; docs/pipeline.md expla
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -25,9 +26,14 @@ SOURCE: Fields = {
     "files_per_batch": int,
     "servers": str,
     "topic": str,
+    "starting_offsets": str,
     "rows_per_batch": int,
 }
 SINK: Fields = {"format": str, "path": str, "servers": str, "topic": str}
+# What a Kafka client is told as it stands: passwords, protocols, sizes.
+KAFKA_PREFIX = "kafka."
+OF_FILES = ("path", "files_per_batch")
+OF_KAFKA = ("servers", "topic", "starting_offsets", "rows_per_batch")
 TABLES: dict[str, Fields] = {
     "pipeline": {"state": str, "shards": int, "snapshot_every": int, "trigger": str},
     "messages": SOURCE,
@@ -134,13 +140,17 @@ class _Reader:
 
     def list_of_tables(self, name: str) -> list[dict[str, Any]]:
         value = self.content.get(name, [])
-        if not isinstance(value, list):
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise self.fail(f"{name} must be a list of tables, [[{name}]]", name)
         return value
 
     def checked(self, name: str, values: Mapping[str, Any], needed: tuple[str, ...] = ()) -> dict[str, Any]:
         known = TABLES[name]
+        if "topic" in known:
+            values = _flat(values)
         for key, value in values.items():
+            if "topic" in known and key.startswith(KAFKA_PREFIX):
+                continue
             if key not in known:
                 raise self.fail(f"{key} is not known in [{name}]; there are {', '.join(known)}", name, key)
             if not isinstance(value, known[key]) or isinstance(value, bool):
@@ -175,8 +185,27 @@ class _Reader:
         for key in needed:
             if key not in values:
                 raise self.fail(f"{key} is missing in [{name}]; {values['format']} needs it", name)
+        is_kafka = values["format"] == "kafka"
+        for key in values:
+            if key in (OF_FILES if is_kafka else OF_KAFKA) or (key.startswith(KAFKA_PREFIX) and not is_kafka):
+                raise self.fail(f"{key} says nothing to {values['format']}; leave it out", name, key)
+        if is_kafka:
+            self.check_offsets(name, values.get("starting_offsets", "earliest"))
         if "path" in values:
             values["path"] = str(self.path.parent / values["path"])
+
+    def check_offsets(self, name: str, value: str) -> None:
+        """Check where in its topics a stream begins: a word, or an object by topic and partition."""
+        try:
+            is_good = value in ("earliest", "latest") or isinstance(json.loads(value), dict)
+        except ValueError:
+            is_good = False
+        if not is_good:
+            raise self.fail(
+                f"starting_offsets is {value!r}; it must be 'earliest', 'latest' or like '{{\"topic\": {{\"0\": 5}}}}'",
+                name,
+                "starting_offsets",
+            )
 
     def space(self) -> Space:
         values = self.table("space")
@@ -227,15 +256,15 @@ class _Reader:
         return {"processingTime": value}
 
     def flat_spark(self) -> dict[str, Any]:
-        """Return Spark's settings with dotted names, whether they were quoted or not."""
-
-        def flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            for key, value in values.items():
-                found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-            return found
-
         value = self.content.get("spark", {})
         if not isinstance(value, dict):
             raise self.fail("spark must be a table, [spark]", "spark")
-        return flat(value, "")
+        return _flat(value)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings with dotted names, whether they were quoted or not."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found

@@ -5,35 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nearcast.errors import NearcastError
-from nearcast.spark.config import Pipeline
+from nearcast.spark.batch import id_type
+from nearcast.spark.config import KAFKA_PREFIX, Pipeline
 from nearcast.spark.session import session
+from nearcast.spark.shards import UNREADABLE
 from nearcast.spark.stream import stream
 
-MESSAGE_SCHEMA = "id string, x double, y double, text string, keywords array<string>, ts timestamp"
+MESSAGE_SCHEMA = (
+    "id string, x double, y double, lon double, lat double, text string, keywords array<string>, ts string, "
+    "expires string"
+)
 CHANGE_SCHEMA = (
-    "op string, id string, kind string, expression string, keywords array<string>, x double, y double, region string, "
-    "min_x double, min_y double, max_x double, max_y double, radius double, text_weight double, threshold double, "
-    "similarity string, k long, spatial_weight double"
+    "op string, id string, kind string, expression string, text string, keywords array<string>, x double, y double, "
+    "lon double, lat double, region string, min_x double, min_y double, max_x double, max_y double, radius double, "
+    "text_weight double, threshold double, similarity string, k long, spatial_weight double"
 )
 
 
 def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | None = None) -> StreamingQuery:
     """Start what a pipeline file describes, in a Spark session of its own."""
     settings = dict(pipeline.spark)
-    spark = session(settings.pop("master", "local[2,4]"), settings=settings)
-    first = pipeline.subscriptions
+    spark = session(settings.pop("master", None), settings=settings)
+    first = None if pipeline.subscriptions is None else _files(spark, spark.read, pipeline.subscriptions, CHANGE_SCHEMA)
+    changes = None if pipeline.changes is None else _source(spark, pipeline.changes, CHANGE_SCHEMA)
+    if first is not None and changes is not None and id_type(changes) == "string":
+        first = first.withColumn("id", F.col("id").cast("string"))
     return stream(
         _source(spark, pipeline.messages, MESSAGE_SCHEMA),
         state=pipeline.state,
-        subscriptions=None if first is None else _files(spark.read, first),
-        changes=None if pipeline.changes is None else _source(spark, pipeline.changes, CHANGE_SCHEMA),
+        subscriptions=first,
+        changes=changes,
         space=pipeline.space,
         vocabulary=pipeline.vocabulary,
         window=pipeline.window,
@@ -47,26 +56,67 @@ def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | N
 
 def _source(spark: SparkSession, settings: Mapping[str, Any], schema: str) -> DataFrame:
     if settings["format"] == "kafka":
-        reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", settings["servers"])
-        reader = reader.option("subscribe", settings["topic"]).option("startingOffsets", "earliest")
-        if "rows_per_batch" in settings:
-            reader = reader.option("maxOffsetsPerTrigger", settings["rows_per_batch"])
-        parsed = reader.load().select(F.from_json(F.col("value").cast("string"), schema).alias("row"))
-        return parsed.select("row.*")
-    known = _files(spark.read, settings).schema
-    reader = spark.readStream.schema(known)
+        return _of_records(_kafka_records(spark, settings), schema)
+    reader = spark.readStream
     if "files_per_batch" in settings:
         reader = reader.option("maxFilesPerTrigger", settings["files_per_batch"])
-    return _files(reader, settings)
+    return _files(spark, reader, settings, schema)
 
 
-def _files(reader: Any, settings: Mapping[str, Any]) -> DataFrame:
-    path = Path(settings["path"])
+def _kafka_records(spark: SparkSession, settings: Mapping[str, Any]) -> DataFrame:
+    reader = spark.readStream.format("kafka").options(**_kafka_options(settings)).option("subscribe", settings["topic"])
+    reader = reader.option("startingOffsets", settings.get("starting_offsets", "earliest"))
+    if "rows_per_batch" in settings:
+        reader = reader.option("maxOffsetsPerTrigger", settings["rows_per_batch"])
+    return reader.load()
+
+
+def _kafka_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    told = {key: value for key, value in settings.items() if key.startswith(KAFKA_PREFIX)}
+    return {f"{KAFKA_PREFIX}bootstrap.servers": settings["servers"], **told}
+
+
+def _of_records(records: DataFrame, schema: str) -> DataFrame:
+    """Return the JSON of records as columns; those that cannot be read keep their bytes in a column of their own."""
+    text = F.try_validate_utf8(F.col("value").cast("string"))
+    options = {"columnNameOfCorruptRecord": UNREADABLE}
+    rows = records.select("value", F.from_json(text, f"{schema}, {UNREADABLE} string", options).alias("row"))
+    is_bad = F.col("row").isNull() | F.col(f"row.{UNREADABLE}").isNotNull()
+    bad = F.when(is_bad, F.coalesce("value", F.lit(b"")))
+    columns = {UNREADABLE: F.col("bad"), "x": F.coalesce("x", "lon"), "y": F.coalesce("y", "lat")}
+    frame = rows.select("row.*", bad.alias("bad"), "value").withColumns(columns).drop("bad", "lon", "lat")
+    return _with_moments(frame, F.col("value")).drop("value")
+
+
+def _files(spark: SparkSession, reader: Any, settings: Mapping[str, Any], schema: str) -> DataFrame:
+    """Return files as rows; lines of JSON that cannot be read keep their text in a column of their own."""
+    path, is_json = Path(settings["path"]), settings["format"] == "json"
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         raise NearcastError(f"{path} holds no files yet; at least one is needed, to know the columns")
-    frame = reader.format(settings["format"]).load(str(path))
-    if "ts" in frame.columns:
-        frame = frame.withColumn("ts", F.to_timestamp("ts"))
+    found = spark.read.format(settings["format"]).load(str(path)).schema
+    if is_json:
+        # Only ids may be of two types: what others are must not depend on a bad line.
+        known = cast(T.StructType, T.StructType.fromDDL(f"{schema}, {UNREADABLE} string"))
+        names = {*found.names, UNREADABLE}
+        found = T.StructType([found[f.name] if f.name == "id" else f for f in known if f.name in names])
+        reader = reader.option("columnNameOfCorruptRecord", UNREADABLE)
+    frame = reader.schema(found).format(settings["format"]).load(str(path))
+    line = F.to_json(F.struct(*(name for name in frame.columns if name != UNREADABLE))).cast("binary")
+    if is_json:
+        frame = frame.withColumn(UNREADABLE, F.col(UNREADABLE).cast("binary"))
+    return _with_moments(frame, line)
+
+
+def _with_moments(frame: DataFrame, record: Column) -> DataFrame:
+    """Return a frame whose texts in `ts` and `expires` are moments; a row with another text cannot be read."""
+    for name in ("ts", "expires"):
+        if name in frame.columns and isinstance(frame.schema[name].dataType, T.StringType):
+            text = F.col(name)
+            moment = F.coalesce(text.try_cast("double").try_cast("timestamp"), text.try_cast("timestamp"))
+            bad = F.when(text.isNotNull() & moment.isNull(), record)
+            if UNREADABLE in frame.columns:
+                bad = F.coalesce(UNREADABLE, bad)
+            frame = frame.withColumns({UNREADABLE: bad, name: moment})
     return frame
 
 
@@ -76,12 +126,13 @@ def _sink(settings: Mapping[str, Any], deliveries: DataFrame, batch: int) -> Non
         print(f"--- batch {batch}")
         deliveries.show(20, truncate=False)
     elif settings["format"] == "kafka":
-        key, value = F.col("subscription").cast("string"), F.to_json(F.struct(*deliveries.columns))
+        # Every record has the same fields, so that a reader needs no rules for missing ones.
+        value = F.to_json(F.struct(*deliveries.columns), {"ignoreNullFields": "false"})
+        key = F.col("subscription").cast("string")
         number = F.encode(F.lit(str(batch)), "UTF-8")
         headers = F.array(F.struct(F.lit("batch").alias("key"), number.alias("value")))
         rows = deliveries.select(key.alias("key"), value.alias("value"), headers.alias("headers"))
-        writer = rows.write.format("kafka").option("kafka.bootstrap.servers", settings["servers"])
-        writer.option("topic", settings["topic"]).save()
+        rows.write.format("kafka").options(**_kafka_options(settings)).option("topic", settings["topic"]).save()
     else:
         target = Path(settings["path"]) / f"batch={batch}"
         deliveries.write.mode("overwrite").format(settings["format"]).save(str(target))

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Mapping
 from importlib.resources import files
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from nearcast.java import use_java
 
+DEFAULT_MASTER = "local[2,4]"
 QUIET = f"-Dlog4j2.configurationFile=file:{files('nearcast.spark') / 'log4j2.properties'}"
 FORK = "-Djdk.lang.Process.launchMechanism=VFORK"
 # Each was measured: without them a small batch spends most of its time waiting for sockets and forked processes.
@@ -24,23 +26,32 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.shuffle.partitions": "8",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
 }
+# On one machine nobody looks at them; on a cluster they belong to whoever runs it.
+LOCAL_SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 
 
 def session(
-    master: str = "local[2,4]", *, name: str = "nearcast", settings: Mapping[str, str] | None = None
+    master: str | None = None, *, name: str = "nearcast", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
     """Return a Spark session on `master`, with fast settings unless others are given.
 
-    The Java is found by itself. Four tries for a failed task are the default, since plain `local[2]` allows one.
+    The Java is found by itself. The default, "local[2,4]", allows four tries for a failed task; plain "local[2]" one.
+    Started by spark-submit, its master and its settings hold, whatever is given here. Workers run the Python of the
+    driver, unless PYSPARK_PYTHON names another or `spark.archives` brings one along.
     """
-    use_java()
-    if master.startswith("local"):
+    # spark-submit has started its Java already, which says where it listens.
+    submitted = dict(SparkConf().getAll()) if "PYSPARK_GATEWAY_PORT" in os.environ else {}
+    master = submitted.get("spark.master") or master or DEFAULT_MASTER
+    is_local = master.startswith("local")
+    given = {**SETTINGS, **(LOCAL_SETTINGS if is_local else {}), **(settings or {}), **submitted}
+    if not submitted:
+        use_java()
+    if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if is_local or "spark.archives" not in given:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(master).appName(name)
-    for key, value in {**SETTINGS, **(settings or {})}.items():
+    builder = SparkSession.builder.master(master).appName(submitted.get("spark.app.name", name))
+    for key, value in given.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

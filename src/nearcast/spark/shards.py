@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import resource
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,9 @@ from nearcast.text.vocabulary import Vocabulary
 
 SUBSCRIBE, UNSUBSCRIBE = "subscribe", "unsubscribe"
 OPERATIONS = (SUBSCRIBE, UNSUBSCRIBE)
+# A column of rows that a source could not read: their bytes, null for good rows.
+UNREADABLE = "unreadable"
+Checked = tuple[pa.Table, list[Rejection]]
 # Brokers that this process holds, with the batch they have taken in last. A process that did not do the batch before
 # repeats it; a broker that failed in the middle is not here.
 _held: dict[tuple[str, int], tuple[Broker, int]] = {}
@@ -48,11 +53,11 @@ def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Tabl
 
     `newest` is the latest time of a message, in seconds since 1970, or None where no message has a time.
     """
-    good_messages, bad_messages = _checked_messages(folder.plan(), messages)
-    good_changes, bad_changes = _checked_changes(changes)
-    for name, rejections in (("messages", bad_messages), ("changes", bad_changes)):
+    good_messages, bad_messages = _readable(messages, partial(_checked_messages, folder.plan()))
+    good_changes, bad_changes = _readable(changes, _checked_changes)
+    for name, rows, rejections in (("messages", messages, bad_messages), ("changes", changes, bad_changes)):
         if rejections:
-            folder.write_table("rejected", batch, name, rejected_table(rejections))
+            folder.write_table("rejected", batch, name, rejected_table(rejections, rows))
     counts = {
         "messages": good_messages.num_rows,
         "changes": good_changes.num_rows,
@@ -63,13 +68,42 @@ def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Tabl
     return counts
 
 
-def rejected_table(rejections: Sequence[Rejection]) -> pa.Table:
-    """Return rejected rows as a table; ids as text, whatever they are."""
-    rows = [row._replace(id=None if row.id is None else str(row.id)) for row in rejections]
-    return arrow.rejections_table(rows)
+def rejected_table(rejections: Sequence[Rejection], rows: pa.Table | None = None) -> pa.Table:
+    """Return rejected rows as a table; ids as text, whatever they are, and `record`, the text of unreadable ones."""
+    table = arrow.rejections_table([row._replace(id=None if row.id is None else str(row.id)) for row in rejections])
+    records: list[bytes | None] = [None] * len(rejections)
+    if rows is not None and UNREADABLE in rows.schema.names:
+        records = rows[UNREADABLE].take(table["row"]).to_pylist()
+    texts = [None if record is None else record.decode(errors="backslashreplace") for record in records]
+    return table.append_column("record", pa.array(texts, pa.string()))
 
 
-def _checked_messages(plan: Plan, messages: pa.Table) -> tuple[pa.Table, list[Rejection]]:
+def _readable(rows: pa.Table, checked: Callable[[pa.Table], Checked]) -> Checked:
+    """Return the good rows, and the bad ones: those that could not be read, and those that do not pass a check."""
+    if UNREADABLE not in rows.schema.names:
+        return checked(rows)
+    readable = np.flatnonzero(rows[UNREADABLE].is_null().to_numpy())
+    good, bad = checked(rows.drop_columns(UNREADABLE).take(pa.array(readable)))
+    rejections = [rejection._replace(row=int(readable[rejection.row])) for rejection in bad]
+    for row in np.flatnonzero(rows[UNREADABLE].is_valid().to_numpy()).tolist():
+        rejections.append(Rejection(row, rows["id"][row].as_py(), _reason(rows[UNREADABLE][row].as_py())))
+    return good, sorted(rejections, key=lambda rejection: rejection.row)
+
+
+def _reason(record: bytes) -> str:
+    """Return why a record of JSON could not be read."""
+    if not record:
+        return "the record is empty"
+    try:
+        content = json.loads(record)
+    except (ValueError, RecursionError) as error:
+        return f"the record is no JSON: {error}"
+    if not isinstance(content, dict):
+        return "the record is no JSON object"
+    return "a field of the record is not of the type of its column"
+
+
+def _checked_messages(plan: Plan, messages: pa.Table) -> Checked:
     if not messages.num_rows:
         return messages, []
     raw, rejections = Intake(plan.space, Vocabulary(), plan.window).checked(messages)
@@ -82,7 +116,7 @@ def _newest(messages: pa.Table) -> float | None:
     return None if micros == arrow.NO_TIME else micros / 1e6
 
 
-def _checked_changes(changes: pa.Table) -> tuple[pa.Table, list[Rejection]]:
+def _checked_changes(changes: pa.Table) -> Checked:
     """Return the changes that have an id and a known operation; what they say is left to the shards."""
     if not changes.num_rows:
         return changes, []

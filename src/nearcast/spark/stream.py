@@ -85,12 +85,12 @@ def stream(
     space = Geographic() if space is None else space
     plan = Plan(space, window, shards, snapshot_every, subscribers.pop(), id_type(messages))
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary)
-    spark, size = messages.sparkSession, StateSize(folder)
+    size = StateSize(folder)
     if not folder.is_done(FIRST):
         first = None if subscriptions is None else _rows(None, subscriptions)
-        _process(spark, folder, size, shards, (), on_batch, first, FIRST)
+        _process(folder, size, shards, (), on_batch, first, FIRST, spark=messages.sparkSession)
     rows = _rows(messages, changes)
-    writer = rows.writeStream.foreachBatch(partial(_process, spark, folder, size, shards, sinks, on_batch))
+    writer = rows.writeStream.foreachBatch(partial(_process, folder, size, shards, sinks, on_batch))
     writer = writer.option("checkpointLocation", str(folder.path / "checkpoint"))
     return (writer.trigger(**trigger) if trigger else writer).start()
 
@@ -106,7 +106,6 @@ def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
 
 
 def _process(
-    spark: SparkSession,
     folder: Folder,
     size: StateSize,
     shards: int,
@@ -114,9 +113,15 @@ def _process(
     on_batch: Callable[[Mapping[str, Any]], None] | None,
     rows: DataFrame | None,
     batch: int,
+    *,
+    spark: SparkSession | None = None,
 ) -> None:
     """Do one batch: keep its input, then let every shard take it in; a batch that is repeated does the same again."""
     started = time.perf_counter()
+    if rows is not None:
+        # Spark Connect runs this at its server, where the session is another one.
+        spark = rows.sparkSession
+    assert spark is not None
     counts = folder.counts_of_sound_input(batch)
     if counts is None:
         counts = _written_input(folder, batch, rows)
