@@ -17,12 +17,12 @@ from matching import check_same, fill, found, n_bytes
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.book import rows_between
-from published import PUBLISHED
+from published import BOOLEAN_INDEXES
 from timing import seconds, spread
 from workloads import Squares, Workload
 
 OURS = "nearcast"
-INDEXES = {OURS: AdaptiveIndex, **PUBLISHED}
+INDEXES = {OURS: AdaptiveIndex, **BOOLEAN_INDEXES}
 # Of more subscriptions only two indexes are held at once: the others take turns with ours one after another.
 MAX_HELD_BY_ALL = 5_000_000
 # Messages that begin a turn.
