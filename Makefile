@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-compiled test-nojit test-kafka lint check format soak bench-text bench-boolean \
-	bench-boolean-sweeps lock clean
+	bench-boolean-sweeps bench-similar bench-similar-sweeps lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,12 @@ bench-boolean: .venv/dev.done  ## how fast boolean subscriptions are, and how mu
 
 bench-boolean-sweeps: .venv/dev.done  ## the sweeps of the AP-Tree paper against it, as plots; FULL=1 takes hours
 	$(BIN)/python benchmarks/bench_boolean_sweeps.py $(if $(FULL),--full) $(OPTIONS)
+
+bench-similar: .venv/dev.done  ## how fast similarity subscriptions are, beside the filters of STAMP
+	$(BIN)/python benchmarks/bench_similar.py $(OPTIONS)
+
+bench-similar-sweeps: .venv/dev.done  ## the sweeps of the STAMP paper against its filters, as plots; FULL=1 takes hours
+	$(BIN)/python benchmarks/bench_similar_sweeps.py $(if $(FULL),--full) $(OPTIONS)
 
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv

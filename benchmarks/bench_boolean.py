@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 import nearcast as nc
-from boolean_inputs import SPACE, Columns, fitted, message_table, subscription_table
 from first_call import first_calls
+from inputs import SPACE, Columns, fitted, message_table, subscription_table
 from matching import fill, found, n_bytes
 from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.book import MAX_ROWS_OF_A_TASK, rows_between

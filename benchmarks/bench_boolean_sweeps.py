@@ -6,20 +6,12 @@ built at once, the rest inserted in small portions. On one core; contest.py says
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
-from contest import PORTION, Contest, Figures
-from plots import STYLES, draw
-from timing import Spread, one_core
+from contest import PORTION, Contest
+from published import BOOLEAN_INDEXES
+from sweeping import Sweep, make_sweeps, sweep_parser, those_here
 from workloads import WORKLOADS
 
 REPORT = Path(__file__).parent / "report" / "boolean"
@@ -39,18 +31,6 @@ class Extent(NamedTuple):
 QUICK = Extent(100_000, [100_000, 200_000, 500_000, 1_000_000], 10_000, messages=4_000)
 # Of so many subscriptions a message matches thousands; the answers of a round are held.
 FULL = Extent(1_000_000, [1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000], 100_000, messages=2_000)
-
-
-class Sweep(NamedTuple):
-    """What is varied (values by their label on the axis), how it is measured, and what is drawn (labels by key)."""
-
-    title: str
-    setting: str
-    x_label: str
-    x_scale: str
-    x_ticks: dict[str, float]
-    panels: dict[str, str]
-    figures: Callable[[Contest, Any], dict[str, Figures]]
 
 
 def sweeps(extent: Extent) -> dict[str, Sweep]:
@@ -110,93 +90,18 @@ def sweeps(extent: Extent) -> dict[str, Sweep]:
 
 def main() -> None:
     """Measure, write pictures and JSON, and print tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="as many subscriptions as the paper has; takes hours")
-    parser.add_argument(
-        "--sweeps", nargs="+", default=list(sweeps(QUICK)), choices=sweeps(QUICK), help="(default: all)"
-    )
-    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS, help="(default: all)")
+    parser = sweep_parser(__doc__, sweeps(QUICK), WORKLOADS, REPORT)
     parser.add_argument("--subscriptions", type=int, help="for the sweeps of keywords and regions")
-    parser.add_argument("--sizes", type=int, nargs="+", help="for the sweep of the number of subscriptions")
     parser.add_argument("--kept-up", type=int, help="subscriptions of the sweep of upkeep")
-    parser.add_argument("--messages", type=int, help="messages of a round")
-    parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
-    parser.add_argument("--out", type=Path, default=REPORT, help="folder for pictures and data")
     options = parser.parse_args()
     given = {name: getattr(options, name) for name in Extent._fields if getattr(options, name) is not None}
     extent = (FULL if options.full else QUICK)._replace(**given)
-    console = Console(stderr=True, log_path=False, soft_wrap=True)
     contests = []
-    for name in options.workloads:
-        console.log(f"{name}: reading")
-        workload = WORKLOADS[name]()
-        if workload is None:
-            console.log(f"{name}: skipped, its file is not here (set NEARCAST_DATA to the folder that has it)")
-        else:
-            contests.append(Contest(workload, n_messages=extent.messages, n_rounds=options.rounds))
-    if not contests:
-        raise SystemExit("no workload is here; zipf always is")
-    options.out.mkdir(parents=True, exist_ok=True)
-    machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": 1}
-    results = []
-    for name, sweep in sweeps(extent).items():
-        if name in options.sweeps:
-            result = {
-                **machine,
-                "messages": extent.messages,
-                "rounds": options.rounds,
-                "workloads": {contest.workload.name: contest.workload.title for contest in contests},
-                **{key: value for key, value in sweep._asdict().items() if key != "figures"},
-                "rows": rows_of(sweep, contests, console),
-            }
-            write(result, options.out / f"{name}.json")
-            console.log(f"{sweep.title}: written to {options.out / name}.json and .png")
-            results.append(result)
-    for result in results:
-        print_tables(result)
-
-
-def rows_of(sweep: Sweep, contests: list[Contest], console: Console) -> list[dict[str, Any]]:
-    """Return a row for each workload, value and index."""
-    rows = []
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress, one_core():
-        task = progress.add_task(sweep.title, total=len(contests) * len(sweep.x_ticks))
-        for contest in contests:
-            for label, x in sweep.x_ticks.items():
-                progress.update(task, description=f"{sweep.title}, {contest.workload.name}: {label}")
-                for index, figures in sweep.figures(contest, x).items():
-                    rows.append({"workload": contest.workload.name, "x": x, "index": index, **figures})
-                progress.advance(task)
-    return rows
-
-
-def write(result: dict[str, Any], path: Path) -> None:
-    """Write the figures of a sweep and their picture."""
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    draw(result, path.with_suffix(".png"))
-
-
-def print_tables(result: dict[str, Any]) -> None:
-    """Print a table for each workload and panel: values down, indexes across."""
-    console = Console(width=None if Console().is_terminal else 140)
-    for workload in result["workloads"]:
-        for key, label in result["panels"].items():
-            cells = {(row["x"], row["index"]): row[key] for row in result["rows"] if row["workload"] == workload}
-            title = f"{result['title']}, {workload}: {' '.join(label.split())}"
-            table = Table(result["x_label"], title=title, title_justify="left")
-            for style in STYLES.values():
-                table.add_column(style["label"], justify="right")
-            for tick, x in result["x_ticks"].items():
-                table.add_row(tick, *(cell_text(cells[x, index]) for index in STYLES))
-            console.print(table, highlight=False)
-
-
-def cell_text(value: Any) -> str:
-    """Return a figure with its spread, if it has one."""
-    if value is None:
-        return ""
-    return Spread(**value).text(1) if isinstance(value, dict) else f"{value:,.1f}"
+    for workload in those_here(options.workloads, WORKLOADS):
+        contest = Contest(workload, BOOLEAN_INDEXES, n_messages=extent.messages, n_rounds=options.rounds)
+        contest.compile(workload.subscriptions(1_000))
+        contests.append(contest)
+    make_sweeps(sweeps(extent), contests, options, extent.messages)
 
 
 if __name__ == "__main__":

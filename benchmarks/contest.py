@@ -7,29 +7,28 @@ that are not timed, to fill the caches again after the others. An index whose an
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from boolean_inputs import SPACE, Columns
-from matching import check_same, fill, found, n_bytes
+from inputs import SPACE, Columns
+from matching import check_same, fill, found, found_and_verified, n_bytes
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.book import rows_between
-from published import PUBLISHED
+from nearcast.index.protocol import Index
+from nearcast.model import Space
+from nearcast.text.vocabulary import Vocabulary
 from timing import seconds, spread
-from workloads import Squares, Workload
+from workloads import Interests, Points, Squares, Workload
 
 OURS = "nearcast"
-INDEXES = {OURS: AdaptiveIndex, **PUBLISHED}
-# Of more subscriptions only two indexes are held at once: the others take turns with ours one after another.
-MAX_HELD_BY_ALL = 5_000_000
-# Messages that begin a turn.
-N_WARM_UP = 1_000
 # Subscriptions that are inserted at once after the first ones.
 PORTION = 100
 
+MakeIndex = Callable[[Space, Vocabulary], Index]
 Figures = dict[str, Any]
 
 
@@ -38,38 +37,71 @@ class Tally:
     """What the rounds of one index gave."""
 
     times: list[float] = field(default_factory=list)  # microseconds a message
+    match_times: list[float] = field(default_factory=list)  # nanoseconds a match
     n_messages: int = 0
     n_read: int = 0
+    n_verified: int = 0
     n_matches: int = 0
+
+    def add(self, taken: float, n_messages: int, n_matches: int) -> None:
+        """Count a round that took so many seconds."""
+        self.times.append(1e6 * taken / n_messages)
+        self.match_times.append(1e9 * taken / max(n_matches, 1))
+        self.n_messages += n_messages
+        self.n_matches += n_matches
 
     def figures(self) -> Figures:
         """Return time and counts a message."""
         return {
             "us": spread(self.times)._asdict(),
+            "ns_a_match": spread(self.match_times)._asdict(),
             "looked_at": self.n_read / self.n_messages,
+            "candidates": self.n_verified / self.n_messages,
             "matches": self.n_matches / self.n_messages,
         }
 
 
 class Contest:
-    """Measures all indexes at a setting; returns figures by the name of the index."""
+    """Measures all indexes at a setting; returns figures by the name of the index.
 
-    def __init__(self, workload: Workload, *, n_messages: int, n_rounds: int):
+    A turn begins with `n_warm_up` messages that are not timed. Answers are found `n_rows` messages at a time, all at
+    once if it is None. Of more than `max_held` subscriptions only two indexes are held at once: the others take turns
+    with ours one after another.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        published: Mapping[str, MakeIndex],
+        *,
+        n_messages: int,
+        n_rounds: int,
+        n_warm_up: int = 1_000,
+        n_rows: int | None = None,
+        max_held: int = 5_000_000,
+    ):
         self.workload = workload
+        self._indexes = {OURS: AdaptiveIndex, **published}
         self._columns = Columns(workload)
-        size = N_WARM_UP + n_messages
-        messages = self._columns.of_messages(workload.stream(n_rounds * size))
-        self._rounds = [rows_between(messages, start, start + size) for start in range(0, messages.x.size, size)]
-        self._compile()
+        self._n_warm_up, self._n_rows, self._max_held = n_warm_up, n_rows, max_held
+        self._size = n_warm_up + n_messages
+        self.n_streamed = n_rounds * self._size
+        self.take_messages(workload.stream(self.n_streamed))
 
-    def matching(self, some: Squares) -> dict[str, Figures]:
+    def take_messages(self, points: Points) -> None:
+        """Match these messages, `n_streamed` of them, from now on."""
+        messages = self._columns.of_messages(points)
+        starts = range(0, messages.x.size, self._size)
+        self._rounds = [rows_between(messages, start, start + self._size) for start in starts]
+
+    def matching(self, some: Squares | Interests) -> dict[str, Figures]:
         """Return the figures of matching with subscriptions that were inserted at once."""
         subscriptions = self._columns.of_subscriptions(some)
-        n = len(some.boxes)
+        n = subscriptions.kinds.size
         indexes: dict[str, Any] = {}
         built: dict[str, Figures] = {}
-        tallies = {name: Tally() for name in INDEXES}
-        for group in groups(n):
+        tallies = {name: Tally() for name in self._indexes}
+        for group in self._groups(n):
             for name in group:
                 indexes[name] = index = self._empty(name)
                 build_time = seconds(lambda index=index: fill(index, np.arange(n), subscriptions))
@@ -77,28 +109,28 @@ class Contest:
             for messages in self._rounds:
                 self._take_turns(indexes, subscriptions, messages, tallies)
             indexes = {OURS: indexes[OURS]}
-        return {name: built[name] | tallies[name].figures() for name in INDEXES}
+        return {name: built[name] | tallies[name].figures() for name in self._indexes}
 
-    def upkeep(self, some: Squares, share: float) -> dict[str, Figures]:
+    def upkeep(self, some: Squares | Interests, share: float, portion: int = PORTION) -> dict[str, Figures]:
         """Return the figures of inserting all but the first share in portions, and of matching afterwards."""
         subscriptions = self._columns.of_subscriptions(some)
-        n = len(some.boxes)
+        n = subscriptions.kinds.size
         n_first = round(share * n)
-        insert_times: dict[str, list[float]] = {name: [] for name in INDEXES}
-        tallies = {name: Tally() for name in INDEXES}
+        insert_times: dict[str, list[float]] = {name: [] for name in self._indexes}
+        tallies = {name: Tally() for name in self._indexes}
         for messages in self._rounds:
             indexes = {}
-            for name in INDEXES:
+            for name in self._indexes:
                 indexes[name] = index = self._empty(name)
                 if n_first > 0:
                     fill(index, np.arange(n_first), subscriptions)
                 started = time.perf_counter()
-                for start in range(n_first, n, PORTION):
-                    fill(index, np.arange(start, min(start + PORTION, n)), subscriptions)
+                for start in range(n_first, n, portion):
+                    fill(index, np.arange(start, min(start + portion, n)), subscriptions)
                 insert_times[name].append(1e6 * (time.perf_counter() - started) / max(n - n_first, 1))
             self._take_turns(indexes, subscriptions, messages, tallies)
         inserted = {name: spread(times)._asdict() if n_first < n else None for name, times in insert_times.items()}
-        return {name: {"insert_us": inserted[name]} | tallies[name].figures() for name in INDEXES}
+        return {name: {"insert_us": inserted[name]} | tallies[name].figures() for name in self._indexes}
 
     def _take_turns(
         self,
@@ -108,37 +140,37 @@ class Contest:
         tallies: dict[str, Tally],
     ) -> None:
         expected = None
-        unmeasured, messages = rows_between(messages, 0, N_WARM_UP), rows_between(messages, N_WARM_UP, messages.x.size)
+        unmeasured = rows_between(messages, 0, self._n_warm_up)
+        messages = rows_between(messages, self._n_warm_up, messages.x.size)
         for name, index in indexes.items():
             tally = tallies[name]
             found(index, subscriptions, unmeasured)
             n_read = index.n_read
             started = time.perf_counter()
-            answer = found(index, subscriptions, messages)
-            tally.times.append(1e6 * (time.perf_counter() - started) / messages.x.size)
-            tally.n_messages += messages.x.size
+            answer, n_verified = found_and_verified(index, subscriptions, messages, self._n_rows)
+            tally.add(time.perf_counter() - started, messages.x.size, answer.rows.size)
             tally.n_read += index.n_read - n_read
-            tally.n_matches += answer.rows.size
+            tally.n_verified += n_verified
             if name == OURS:
                 expected = answer
             check_same(expected, answer, f"{self.workload.name}, {name}")
 
-    def _empty(self, name: str) -> Any:
-        return INDEXES[name](SPACE, self._columns.vocabulary)
-
-    def _compile(self) -> None:
-        """Use all that is measured once, so that nothing is compiled later."""
-        subscriptions = self._columns.of_subscriptions(self.workload.subscriptions(1_000))
-        for name in INDEXES:
+    def compile(self, some: Squares | Interests) -> None:
+        """Use all that is measured once with a few subscriptions, so that nothing is compiled later."""
+        subscriptions = self._columns.of_subscriptions(some)
+        n = subscriptions.kinds.size
+        for name in self._indexes:
             index = self._empty(name)
-            fill(index, np.arange(900), subscriptions)
-            fill(index, np.arange(900, 1_000), subscriptions)
-            found(index, subscriptions, self._rounds[0])
+            fill(index, np.arange(n - 100), subscriptions)
+            fill(index, np.arange(n - 100, n), subscriptions)
+            found_and_verified(index, subscriptions, self._rounds[0], self._n_rows)
 
+    def _empty(self, name: str) -> Any:
+        return self._indexes[name](SPACE, self._columns.vocabulary)
 
-def groups(n: int) -> list[list[str]]:
-    """Return the indexes to be built together; ours is first, and stays."""
-    ours, *others = INDEXES
-    if n <= MAX_HELD_BY_ALL:
-        return [[ours, *others]]
-    return [[ours, others[0]], *([name] for name in others[1:])]
+    def _groups(self, n: int) -> list[list[str]]:
+        """Return the indexes to be built together; ours is first, and stays."""
+        ours, *others = self._indexes
+        if n <= self._max_held or not others:
+            return [[ours, *others]]
+        return [[ours, others[0]], *([name] for name in others[1:])]

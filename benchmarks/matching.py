@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from boolean_inputs import SPACE
+from inputs import SPACE
 from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.index.book import rows_between
 from nearcast.index.matches import Matches, joined, matches
 from nearcast.index.protocol import Index
 
@@ -20,7 +21,24 @@ def fill(index: Index, slots: Any, subscriptions: SubscriptionColumns) -> None:
 
 def found(index: Index, subscriptions: SubscriptionColumns, messages: MessageColumns) -> Matches:
     """Return the true matches of messages: what the index proposes, verified."""
-    return joined(matches(pairs, subscriptions, {}, messages, SPACE) for pairs in index.candidates(messages))
+    return found_and_verified(index, subscriptions, messages)[0]
+
+
+def found_and_verified(
+    index: Index, subscriptions: SubscriptionColumns, messages: MessageColumns, n_rows: int | None = None
+) -> tuple[Matches, int]:
+    """Return the true matches of messages, and how many candidates were verified; so many rows at a time."""
+    n_messages = messages.x.size
+    blocks = []
+    n_verified = -getattr(index, "n_verified", 0)
+    for start in range(0, n_messages, n_rows or max(n_messages, 1)):
+        some = messages if n_rows is None else rows_between(messages, start, start + n_rows)
+        for pairs in index.candidates(some):
+            block = matches(pairs, subscriptions, {}, some, SPACE)
+            blocks.append(block._replace(rows=block.rows + start) if start else block)
+            if not hasattr(index, "n_verified"):
+                n_verified += int(np.count_nonzero(~pairs.is_sure))
+    return joined(blocks), n_verified + getattr(index, "n_verified", 0)
 
 
 def n_bytes(index: Any) -> int:

@@ -21,11 +21,15 @@ STYLES = {
     "rq-tree": {"label": "RQ-Tree", "color": "#009E73", "marker": "^"},
     "iq-tree": {"label": "IQ-Tree", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "ril": {"label": "RIL", "color": "#555555", "marker": "D"},
+    "sp": {"label": "SP", "color": "#555555", "marker": "D"},
+    "sp+hi": {"label": "SP+HI", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
+    "sp+rp+hi": {"label": "SP+RP+HI", "color": "#009E73", "marker": "^"},
+    "sp+rp+st+hi": {"label": "SP+RP+ST+HI", "color": "#0072B2", "marker": "s"},
 }
 
 
 def draw(sweep: dict[str, Any], path: Path) -> None:
-    """Write the picture of a sweep, as `bench_boolean_sweeps.py` measured it."""
+    """Write the picture of a sweep, as `sweeping.py` wrote it."""
     workloads = list(dict.fromkeys(row["workload"] for row in sweep["rows"]))
     panels = sweep["panels"]
     figure = Figure(figsize=(1.2 + 4.6 * len(workloads), 1.4 + 2.7 * len(panels)), dpi=120, layout="constrained")

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 import nearcast as nc
 from nearcast.index.growable import taken_rows
+from nearcast.model import Similarity
 
 DATA = Path(os.environ.get("NEARCAST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SAMPLE = Path(str(files("nearcast") / "sample" / "messages.parquet"))
@@ -53,6 +54,18 @@ class Squares(NamedTuple):
     boxes: Any
 
 
+class Interests(NamedTuple):
+    """Similarity subscriptions: ragged rows of word numbers, ascending, places, and what each one asks for."""
+
+    word_offsets: Any
+    words: Any
+    x: Any
+    y: Any
+    text_weights: Any
+    thresholds: Any
+    similarity: Similarity
+
+
 @dataclass(frozen=True)
 class Workload:
     """Messages and subscriptions of one origin; the same call gives the same data."""
@@ -85,10 +98,69 @@ class Workload:
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         return Squares(offsets, np.concatenate([p.words for p in parts]), np.concatenate([p.boxes for p in parts]))
 
+    def interests(
+        self,
+        n: int,
+        *,
+        n_words: tuple[int, int] = (1, 5),
+        text_weights: tuple[float, float] = (0.0, 1.0),
+        thresholds: tuple[float, float] = (0.5, 1.0),
+        similarity: Similarity = "weighted_overlap",
+    ) -> Interests:
+        """Return a similarity subscription for each sampled message: some of its words, at its place.
+
+        The numbers are drawn evenly from their ranges, by default those of the STAMP paper (section VII-A).
+        """
+        words, x, y = [], [], []
+        for start in range(0, n, PART):
+            messages = self.sample(start, min(PART, n - start))
+            words.append(some_words(messages, n_words, np.random.default_rng(2001 + start)))
+            x.append(messages.x)
+            y.append(messages.y)
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(part[0]) for part in words]))])
+        draw = np.random.default_rng(2000)
+        return Interests(
+            offsets,
+            np.concatenate([part[1] for part in words]),
+            np.concatenate(x),
+            np.concatenate(y),
+            draw.uniform(*text_weights, n),
+            draw.uniform(*thresholds, n),
+            similarity,
+        )
+
+    def long_messages(self, n: int, n_words: int) -> Points:
+        """Return messages with so many words, each of several of the stream, at the place of the first."""
+        n_joined = n_words // 4 + 1
+        return cut(joined(self.stream(n * n_joined), n_joined), n_words)
+
+
+def joined(messages: Points, n_joined: int) -> Points:
+    """Return messages that have the words of several, at the place of the first."""
+    rows = np.repeat(np.arange(messages.x.size), np.diff(messages.word_offsets)) // n_joined
+    pairs = np.unique((rows.astype(np.int64) << 32) | messages.words)
+    offsets = np.searchsorted(pairs >> 32, np.arange(-(-messages.x.size // n_joined) + 1))
+    words = (pairs & 0xFFFFFFFF).astype(messages.words.dtype)
+    return Points(messages.x[::n_joined], messages.y[::n_joined], offsets, words)
+
+
+def cut(messages: Points, n_words: int) -> Points:
+    """Return messages with no more than so many of their words."""
+    offsets, words = some_words(messages, (n_words, n_words), np.random.default_rng(1))
+    return messages._replace(word_offsets=offsets, words=words)
+
 
 def squares(messages: Points, n_words: tuple[int, int], shares: tuple[float, float], *, seed: int) -> Squares:
     """Return a subscription for each message; one that has too few words gives all of them."""
     draw = np.random.default_rng(seed)
+    offsets, words = some_words(messages, n_words, draw)
+    half = np.sqrt(10 ** draw.uniform(*np.log10(shares), messages.x.size)) / 2
+    x, y = messages.x, messages.y
+    return Squares(offsets, words, np.stack([x - half, y - half, x + half, y + half], axis=1))
+
+
+def some_words(messages: Points, n_words: tuple[int, int], draw: np.random.Generator) -> tuple[Any, Any]:
+    """Return some words of each message as ragged rows, their number drawn evenly; all if it has too few."""
     n = messages.x.size
     sizes = np.diff(messages.word_offsets)
     wanted = np.minimum(draw.integers(n_words[0], n_words[1] + 1, n), sizes)
@@ -98,10 +170,7 @@ def squares(messages: Points, n_words: tuple[int, int], shares: tuple[float, flo
     chosen = shuffled[place_in_row < np.repeat(wanted, sizes)]
     words = messages.words[chosen]
     words = words[np.lexsort((words, rows[chosen]))]
-    half = np.sqrt(10 ** draw.uniform(*np.log10(shares), n)) / 2
-    x, y = messages.x, messages.y
-    boxes = np.stack([x - half, y - half, x + half, y + half], axis=1)
-    return Squares(np.concatenate([[0], np.cumsum(wanted)]), words, boxes)
+    return np.concatenate([[0], np.cumsum(wanted)]), words
 
 
 # --- generated
@@ -142,12 +211,22 @@ def zipf_messages(n: int, *, n_words: int = 9, vocabulary: int = VOCABULARY, see
 
 
 def poi() -> Workload | None:
-    """Return the places of SimpleGeo, None if their file is not here: names and categories, at their points.
+    """Return the places of SimpleGeo, None if their file is not here: names and categories, at their points."""
+    return real("poi", "words and positions of real places", "poi_simplegeo", N_HISTORY, MAX_STREAM)
+
+
+def tweets() -> Workload | None:
+    """Return tweets with their positions, None if their file is not here; there are few of them."""
+    return real("tweets", "words and positions of tweets", "tweets", 20_000, 20_000)
+
+
+def real(name: str, title: str, file: str, n_history: int, n_stream: int) -> Workload | None:
+    """Return a workload of texts at places, None if their file is not here.
 
     A place is history, a message, or made a subscription of, never two of them. There are fewer places than some
     want subscriptions; beyond, places are drawn again and moved a little.
     """
-    path = DATA / "poi_simplegeo.parquet"
+    path = DATA / f"{file}.parquet"
     if not path.exists():
         return None
     table = pq.read_table(path, columns=["lon", "lat", "text"])
@@ -157,7 +236,7 @@ def poi() -> Workload | None:
     # In the file, places that are near to each other follow each other.
     order = np.random.default_rng(2011).permutation(np.flatnonzero(np.diff(words.token_offsets)))
     everything = Points(x, y, words.token_offsets, words.token_ids)
-    history, stream, others = np.split(order, [N_HISTORY, N_HISTORY + MAX_STREAM])
+    history, stream, others = np.split(order, [n_history, n_history + n_stream])
 
     def messages(n: int) -> Points:
         if n > stream.size:
@@ -174,8 +253,8 @@ def poi() -> Workload | None:
         return points._replace(x=(points.x + moved[0]).clip(0, 1), y=(points.y + moved[1]).clip(0, 1))
 
     return Workload(
-        name="poi",
-        title="words and positions of real places",
+        name=name,
+        title=title,
         words=pa.array([numbers.token(number) for number in range(len(numbers))]),
         history=points_at(everything, history),
         stream=messages,
@@ -195,3 +274,4 @@ def scaled(values: Any) -> Any:
 
 
 WORKLOADS: dict[str, Callable[[], Workload | None]] = {"zipf": zipf, "poi": poi}
+SIMILAR_WORKLOADS = WORKLOADS | {"tweets": tweets}

@@ -6,5 +6,8 @@ from published.ap_tree import ApTreeIndex
 from published.iq_tree import IqTreeIndex
 from published.rarest_list import RarestListIndex
 from published.rq_tree import RqTreeIndex
+from published.stamp import SpHiIndex, SpIndex, SpRpHiIndex, SpRpStHiIndex
 
-PUBLISHED = {"ap-tree": ApTreeIndex, "ril": RarestListIndex, "iq-tree": IqTreeIndex, "rq-tree": RqTreeIndex}
+BOOLEAN_INDEXES = {"ap-tree": ApTreeIndex, "ril": RarestListIndex, "iq-tree": IqTreeIndex, "rq-tree": RqTreeIndex}
+SIMILAR_INDEXES = {"sp": SpIndex, "sp+hi": SpHiIndex, "sp+rp+hi": SpRpHiIndex, "sp+rp+st+hi": SpRpStHiIndex}
+PUBLISHED = BOOLEAN_INDEXES | SIMILAR_INDEXES

@@ -46,7 +46,7 @@ from published.ap_build import (
     insert,
 )
 from published.ap_partitions import n_not_above, slabs_met
-from published.common import PublishedIndex
+from published.boolean import BooleanIndex
 from published.entries import outward
 from published.lists import roomy
 
@@ -109,7 +109,7 @@ def leaves_reached(tree: Any, messages: Any, ranks: Any, hits: Any) -> Any:
     return hits, n_hits
 
 
-class ApTreeIndex(PublishedIndex):
+class ApTreeIndex(BooleanIndex):
     """Finds the leaves to which the words and the point of a message lead."""
 
     def _clear_lists(self) -> None:
@@ -138,7 +138,7 @@ class ApTreeIndex(PublishedIndex):
     def _lists_and_links(self) -> tuple[Any, Any]:
         return self._tree.nodes, self._tree.links[: self._tree.used[2]]
 
-    def _shape(self) -> tuple[str, int]:
+    def _lists_shape(self) -> tuple[str, int]:
         arrays, used = self._tree[:3], self._tree.used.tolist()
         n_leaves, n_by_word, n_by_space = np.bincount(self._tree.nodes["kind"][: used[0]], minlength=3).tolist()
         shape = f"{n_by_word:,} keyword nodes, {n_by_space:,} space nodes, {n_leaves:,} leaves"

@@ -1,149 +1,22 @@
-"""What all published indexes do: keep entries in lists, and verify the entries of the lists that a message hits.
-
-records, words, ranks   see entries.py
-shares                  float64, by token id: the share of messages that have it
-lists, links            see lists.py
-hits                    int64: `row << 32 | list`, rows ascending
-
-An index says in which lists it keeps an entry and which lists a message hits: "might match". `verified` reads these
-lists and tests boxes and words: "does match". No match is lost if each entry is in a list that is hit by every message
-that has the entry's words and lies in its box.
-"""
+"""What all published indexes do: which slots they hold, and what is proposed for every message."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.index.growable import Growable, taken_rows
 from nearcast.index.protocol import Pairs, unverified
-from nearcast.jit import kernel, prefetch
 from nearcast.model import Geographic, Space
-from nearcast.space.distance import bounds
 from nearcast.text.vocabulary import Vocabulary
-from published.entries import ENTRY, Clauses, covers, decomposed, float32_around
-from published.lists import roomy
-
-# Longer lists are read one entry after the other, which the processor foresees.
-MAX_SHORT_LIST = 64
-
-
-class Store(NamedTuple):
-    """All that verification reads."""
-
-    lists: Any
-    links: Any
-    records: Any
-    words: Any
-
-
-@kernel
-def renumbered(links: Any, n_entries: int) -> Any:
-    """Return the entries in order of their first occurrence in `links`, and put their new numbers there."""
-    numbers = np.full(n_entries, -1, np.int32)
-    order = np.empty(n_entries, np.int32)
-    n = 0
-    for i in range(links.size):
-        if numbers[links[i]] < 0:
-            numbers[links[i]] = n
-            order[n] = links[i]
-            n += 1
-        links[i] = numbers[links[i]]
-    return order
-
-
-@kernel
-def verified(hits: Any, store: Any, messages: Any, has_word: Any, is_alive: Any, found: Any) -> Any:
-    """Return the number of matches, the buffer `found` with `row << 32 | slot << 1 | is_open`, and the entries read.
-
-    Matches are in order of rows, then of slots; no pair occurs twice. `has_word` is False before and after.
-    """
-    m = messages
-    # Local names: reading a field of a named tuple costs a reference count each time.
-    lists = store.lists
-    links = store.links
-    records = store.records
-    words = store.words
-    token_offsets = m.token_offsets
-    token_ids = m.token_ids
-    inside = np.empty(64, np.int32)
-    n_found = 0
-    n_read = 0
-    hit = 0
-    while hit < hits.size:
-        row = hits[hit] >> 32
-        for i in range(token_offsets[row], token_offsets[row + 1]):
-            has_word[token_ids[i]] = True
-        # The nearest float32 numbers on both sides, for comparison with boxes that were rounded outward.
-        x_low, x_high = float32_around(m.x[row])
-        y_low, y_high = float32_around(m.y[row])
-        # Short lists are asked for ahead of their time: most of what they cost is waiting for memory.
-        last_hit = hit
-        n_listed = 0
-        while last_hit < hits.size and hits[last_hit] >> 32 == row:
-            a_list = lists[hits[last_hit] & 0xFFFFFFFF]
-            last_hit += 1
-            n_listed += a_list["size"]
-            if a_list["size"] <= MAX_SHORT_LIST:
-                for i in range(a_list["start"], a_list["start"] + a_list["size"]):
-                    prefetch(records, links[i])
-        n_read += n_listed
-        inside = roomy(inside, n_listed)
-        n_inside = 0
-        while hit < last_hit:
-            a_list = lists[hits[hit] & 0xFFFFFFFF]
-            hit += 1
-            for i in range(a_list["start"], a_list["start"] + a_list["size"]):
-                record = records[links[i]]
-                inside[n_inside] = links[i]
-                # Whether a box holds the point is a toss-up, so no branch hangs on it.
-                is_west_or_south = (record["east"] < x_high) | (record["north"] < y_high)
-                is_east_or_north = (record["west"] > x_low) | (record["south"] > y_low)
-                n_inside += not (is_west_or_south | is_east_or_north)
-        found = roomy(found, n_found + n_inside)
-        first_found = n_found
-        for i in range(n_inside):
-            record = records[inside[i]]
-            if not has_word[record["rarest"]]:
-                continue
-            word = record["first_word"]
-            last_word = word + record["n_words"]
-            while word < last_word and has_word[words[word]]:
-                word += 1
-            target = np.int64(record["target"])
-            if word < last_word or not is_alive[target >> 1]:
-                continue
-            # Strictly inside the rounded box is inside the region itself.
-            is_above = record["west"] < x_low and record["south"] < y_low
-            if not (is_above and record["east"] > x_high and record["north"] > y_high):
-                target |= 1
-            found[n_found] = (row << 32) | target
-            n_found += 1
-        for i in range(token_offsets[row], token_offsets[row + 1]):
-            has_word[token_ids[i]] = False
-        n_found = first_found + keep_sorted(found[first_found:n_found])
-    return n_found, found, n_read
-
-
-@kernel
-def keep_sorted(found: Any) -> int:
-    """Sort the matches of a message and keep one of each subscription, a sure one if there is any; return how many."""
-    found.sort()
-    n_kept = 0
-    for i in range(found.size):
-        if n_kept == 0 or found[i] >> 1 != found[n_kept - 1] >> 1:
-            found[n_kept] = found[i]
-            n_kept += 1
-    return n_kept
 
 
 class PublishedIndex(ABC):
-    """What is the same in all: the entries, the global order of words, removal, and how candidates are proposed.
+    """An index of one kind of subscription; what it does not know, it proposes for every message.
 
     A batch that is as large as all there is makes the index start anew, with fresh statistics; a smaller one is
     inserted in place. A removed subscription is only marked; it goes when the index starts anew.
@@ -151,14 +24,9 @@ class PublishedIndex(ABC):
 
     def __init__(self, space: Space, vocabulary: Vocabulary):
         self._is_geographic = isinstance(space, Geographic)
-        self._space_box = np.array(bounds(space))
         self._vocabulary = vocabulary
         self._is_held = np.zeros(64, bool)
         self._is_alive = np.zeros(64, bool)
-        self._has_word = np.zeros(64, bool)
-        self._hits = np.empty(1024, np.int64)
-        self._found = np.empty(1024, np.int64)
-        self._ranks, self._shares, self._least_share = np.zeros(0, np.int64), np.zeros(0), 1.0
         # One thread at a time: these indexes are changed in place.
         self._lock = threading.Lock()
         self.n_probed = 0
@@ -166,29 +34,30 @@ class PublishedIndex(ABC):
         self._clear()
 
     @abstractmethod
-    def _clear_lists(self) -> None:
-        """Hold no entries."""
+    def _start(self, subscriptions: SubscriptionColumns) -> None:
+        """Build the empty index over all that is held."""
 
     @abstractmethod
-    def _add(self, first: int) -> None:
-        """Put the entries from `first` on into lists."""
+    def _take(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
+        """Take in the subscriptions at `slots`; those it does not know join `_always`."""
 
     @abstractmethod
-    def _lists_hit(self, messages: MessageColumns) -> tuple[Any, int]:
-        """Return the buffer of the lists that messages hit, and their number."""
-
-    @abstractmethod
-    def _lists_and_links(self) -> tuple[Any, Any]:
-        """Return the lists, and the part of `links` that is in use."""
+    def _found(self, messages: MessageColumns) -> Pairs:
+        """Return what messages match, of all that is alive; count in `n_read` what was looked at."""
 
     @abstractmethod
     def _shape(self) -> tuple[str, int]:
         """Return what the index is made of, in words, and the bytes of it."""
 
+    def _clear(self) -> None:
+        """Hold nothing."""
+        self._n_slots = 0
+        self._always = np.zeros(0, np.int64)
+
     @property
     def n_bytes(self) -> int:
-        """The bytes in use, with the entries and their words."""
-        return self._shape()[1] + self._records.values.nbytes + self._words.values.nbytes
+        """The bytes in use."""
+        return self._shape()[1]
 
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
         """Take in the subscriptions at `slots`, to be proposed once they are activated."""
@@ -200,8 +69,11 @@ class PublishedIndex(ABC):
         with self._lock:
             if slots.size < self._n_slots:
                 self._take(slots, subscriptions)
+                self._n_slots += slots.size
             else:
+                self._clear()
                 self._start(subscriptions)
+                self._n_slots = int(np.count_nonzero(self._is_held))
 
     def activate(self, slots: Any) -> None:
         """Propose the subscriptions at `slots` from now on."""
@@ -216,17 +88,10 @@ class PublishedIndex(ABC):
         """Yield the matches of each message, and all pairs with what is proposed always."""
         n_messages = messages.x.size
         with self._lock:
-            self._know_words()
-            self._hits, n_hits = self._lists_hit(messages)
-            store = Store(*self._lists_and_links(), self._records.values, self._words.values)
-            n_found, self._found, n_read = verified(
-                self._hits[:n_hits], store, messages, self._has_word, self._is_alive, self._found
-            )
+            found = self._found(messages)
             self.n_probed += n_messages
-            self.n_read += n_read
-            found = self._found[:n_found].copy()
             always = self._always[self._is_alive[self._always]]
-        yield Pairs(found >> 32, (found & 0xFFFFFFFF) >> 1, (found & 1) == 0)
+        yield found
         if always.size and n_messages:
             yield unverified(np.repeat(np.arange(n_messages), always.size), np.tile(always, n_messages))
 
@@ -240,65 +105,10 @@ class PublishedIndex(ABC):
 
     def describe(self) -> str:
         """Return the shape of the index in words and numbers."""
-        n = max(self._n_slots, 1)
+        shape, n_bytes = self._shape()
         return (
             f"{self._n_slots:,} subscriptions, {self._always.size:,} of them proposed for every message\n"
-            f"{self._shape()[0]}\n"
-            f"{self._lists_and_links()[1].size / n:.2f} links and {self.n_bytes / n:.1f} bytes a subscription\n"
+            f"{shape}\n"
+            f"{n_bytes / max(self._n_slots, 1):.1f} bytes a subscription\n"
             f"{self.n_read / max(self.n_probed, 1):.1f} entries read a message, of {self.n_probed:,} messages"
         )
-
-    def _clear(self) -> None:
-        self._n_slots = 0
-        self._always = np.zeros(0, np.int64)
-        self._records = Growable(np.empty(0, ENTRY))
-        self._words = Growable(np.empty(0, np.int32))
-        self._clear_lists()
-
-    def _start(self, subscriptions: SubscriptionColumns) -> None:
-        """Build the index over all that it holds, with words in order of their frequency as it is now."""
-        s = subscriptions
-        self._clear()
-        slots = np.flatnonzero(self._is_held)
-        frequencies, n_messages = self._vocabulary.document_frequencies(), self._vocabulary.n_messages
-        if n_messages == 0:
-            clauses = taken_rows(s.clause_offsets, slots)[1]
-            used = s.required_ids[taken_rows(s.required_offsets, clauses)[1]]
-            frequencies, n_messages = np.bincount(used, minlength=frequencies.size), max(slots.size, 1)
-        # A word that no message had yet may be in the next.
-        self._least_share = 1 / n_messages
-        self._shares = np.maximum(frequencies, 1) / n_messages
-        self._ranks = np.empty(frequencies.size, np.int64)
-        self._ranks[np.argsort(-frequencies, kind="stable")] = np.arange(frequencies.size)
-        self._take(slots, s)
-        # Entries of a list lie together, and so do their words.
-        records = self._records.values[renumbered(self._lists_and_links()[1], self._records.size)]
-        n_words = records["n_words"].astype(np.int64)
-        first_words = np.cumsum(n_words) - n_words
-        places = np.repeat(records["first_word"] - first_words, n_words) + np.arange(self._words.size)
-        records["first_word"] = first_words
-        self._records, self._words = Growable(records), Growable(self._words.values[places])
-
-    def _take(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
-        s = subscriptions
-        self._know_words()
-        self._n_slots += slots.size
-        clauses = Clauses(s.clause_offsets, s.required_offsets, s.required_ids, s.forbidden_offsets)
-        boxes, box_offsets, is_tight = covers(s, slots, self._is_geographic)
-        records, words, always = decomposed(slots, s.kinds, clauses, boxes, box_offsets, is_tight, self._ranks)
-        records["first_word"] += self._words.size
-        first = self._records.size
-        self._always = np.concatenate([self._always, always])
-        self._records.extend(records)
-        self._words.extend(words)
-        self._add(first)
-
-    def _know_words(self) -> None:
-        """Make room for words that were admitted since; they are behind all others."""
-        n_words = len(self._vocabulary)
-        if n_words > self._has_word.size:
-            self._has_word = np.zeros(2 * n_words, bool)
-        n_new = n_words - self._ranks.size
-        if n_new > 0:
-            self._ranks = np.concatenate([self._ranks, np.arange(self._ranks.size, n_words)])
-            self._shares = np.concatenate([self._shares, np.full(n_new, self._least_share)])

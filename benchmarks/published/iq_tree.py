@@ -120,4 +120,6 @@ class IqTreeIndex(KeyedIndex):
         self._depths = int(np.bitwise_or.reduce(depths))
 
     def _lists_hit(self, messages: MessageColumns) -> tuple[Any, int]:
-        return lists_in_cells(messages, self._table_keys, self._table_lists, self._depths, self._space_box, self._hits)
+        return lists_in_cells(
+            messages, self._keyed.table_keys, self._keyed.table_lists, self._depths, self._space_box, self._hits
+        )

@@ -1,6 +1,6 @@
-"""Lists that are found by a key, a quadtree cell and a word: what RIL, IQ-Tree and RQ-Tree are made of.
+"""Lists that are found by a key, a place and a word: what RIL, IQ-Tree, RQ-Tree and the filters of STAMP are made of.
 
-keys          int64: `cell << 32 | word`
+keys          int64: `cell << 32 | word`, of a quadtree or another division of space
 table_keys    int64, an open-addressing table: the key at each place, -1 where there is none
 table_lists   int32: its list
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nearcast.jit import kernel
-from published.common import PublishedIndex
+from published.boolean import BooleanIndex
 from published.lists import LIST, append, roomy
 
 
@@ -38,25 +38,35 @@ def fill_table(table_keys: Any, table_lists: Any, old_keys: Any, old_lists: Any)
 
 
 @kernel
-def append_by_key(
-    table_keys: Any, table_lists: Any, lists: Any, n_lists: int, links: Any, n_links: int, keys: Any, members: Any
-) -> Any:
-    """Append each entry to the list of the key beside it; keys ascend, and the table and `lists` have room."""
-    start = 0
-    while start < keys.size:
-        stop = start
-        while stop < keys.size and keys[stop] == keys[start]:
-            stop += 1
-        place = place_of(table_keys, keys[start])
+def list_numbers(table_keys: Any, table_lists: Any, lists: Any, n_lists: int, keys: Any) -> Any:
+    """Return the list of each key, and how many there are now; the table and `lists` have room for new ones."""
+    numbers = np.empty(keys.size, np.int32)
+    for i in range(keys.size):
+        if i > 0 and keys[i] == keys[i - 1]:
+            numbers[i] = numbers[i - 1]
+            continue
+        place = place_of(table_keys, keys[i])
         if table_keys[place] < 0:
-            table_keys[place] = keys[start]
+            table_keys[place] = keys[i]
             table_lists[place] = n_lists
             lists[n_lists]["size"] = 0
             lists[n_lists]["room"] = 0
             n_lists += 1
-        links, n_links = append(lists, table_lists[place], links, n_links, members[start:stop])
+        numbers[i] = table_lists[place]
+    return numbers, n_lists
+
+
+@kernel
+def append_runs(lists: Any, links: Any, n_links: int, numbers: Any, members: Any) -> Any:
+    """Append each member to the list beside it; the members of a list follow each other."""
+    start = 0
+    while start < numbers.size:
+        stop = start
+        while stop < numbers.size and numbers[stop] == numbers[start]:
+            stop += 1
+        links, n_links = append(lists, numbers[start], links, n_links, members[start:stop])
         start = stop
-    return n_lists, links, n_links
+    return links, n_links
 
 
 @kernel
@@ -66,32 +76,54 @@ def list_of(table_keys: Any, table_lists: Any, key: int) -> int:
     return table_lists[place] if table_keys[place] >= 0 else -1
 
 
-class KeyedIndex(PublishedIndex):
+class KeyedLists:
+    """Lists by key, with members of any type."""
+
+    def __init__(self, member: Any):
+        self.table_keys, self.table_lists = np.full(16, -1, np.int64), np.zeros(16, np.int32)
+        self.lists, self.n_lists = np.zeros(8, LIST), 0
+        self._links, self._n_links = np.zeros(16, member), 0
+
+    @property
+    def links(self) -> Any:
+        """The part of the links that is in use."""
+        return self._links[: self._n_links]
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes in use."""
+        return self.table_keys.nbytes + self.table_lists.nbytes + self.lists[: self.n_lists].nbytes + self.links.nbytes
+
+    def numbers(self, keys: Any) -> Any:
+        """Return the list of each key; keys ascend, and new ones get an empty list."""
+        most = self.n_lists + int(np.count_nonzero(np.diff(keys, prepend=-1)))
+        if 2 * most > self.table_keys.size:
+            old = self.table_keys, self.table_lists
+            size = 1 << (2 * most).bit_length()
+            self.table_keys, self.table_lists = np.full(size, -1, np.int64), np.zeros(size, np.int32)
+            fill_table(self.table_keys, self.table_lists, *old)
+        self.lists = roomy(self.lists, most)
+        numbers, self.n_lists = list_numbers(self.table_keys, self.table_lists, self.lists, self.n_lists, keys)
+        return numbers
+
+    def append(self, numbers: Any, members: Any) -> None:
+        """Append each member to the list beside it; the members of a list follow each other."""
+        self._links, self._n_links = append_runs(self.lists, self._links, self._n_links, numbers, members)
+
+
+class KeyedIndex(BooleanIndex):
     """Keeps entries in lists by key."""
 
     def _clear_lists(self) -> None:
-        self._table_keys, self._table_lists = np.full(16, -1, np.int64), np.zeros(16, np.int32)
-        self._lists, self._n_lists = np.zeros(8, LIST), 0
-        self._links, self._n_links = np.zeros(16, np.int32), 0
+        self._keyed = KeyedLists(np.int32)
 
     def _append(self, keys: Any, members: Any) -> None:
         """Append each entry to the list of the key beside it."""
         order = np.argsort(keys, kind="stable")
-        keys, members = keys[order], members[order]
-        most = self._n_lists + int(np.count_nonzero(np.diff(keys, prepend=-1)))
-        if 2 * most > self._table_keys.size:
-            old = self._table_keys, self._table_lists
-            size = 1 << (2 * most).bit_length()
-            self._table_keys, self._table_lists = np.full(size, -1, np.int64), np.zeros(size, np.int32)
-            fill_table(self._table_keys, self._table_lists, *old)
-        self._lists = roomy(self._lists, most)
-        self._n_lists, self._links, self._n_links = append_by_key(
-            self._table_keys, self._table_lists, self._lists, self._n_lists, self._links, self._n_links, keys, members
-        )
+        self._keyed.append(self._keyed.numbers(keys[order]), members[order])
 
     def _lists_and_links(self) -> tuple[Any, Any]:
-        return self._lists, self._links[: self._n_links]
+        return self._keyed.lists, self._keyed.links
 
-    def _shape(self) -> tuple[str, int]:
-        n_bytes = self._table_keys.nbytes + self._table_lists.nbytes
-        return f"{self._n_lists:,} lists", n_bytes + LIST.itemsize * self._n_lists + 4 * self._n_links
+    def _lists_shape(self) -> tuple[str, int]:
+        return f"{self._keyed.n_lists:,} lists", self._keyed.n_bytes

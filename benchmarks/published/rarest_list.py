@@ -40,4 +40,4 @@ class RarestListIndex(KeyedIndex):
         self._append(words.astype(np.int64), np.arange(first, first + words.size, dtype=np.int32))
 
     def _lists_hit(self, messages: MessageColumns) -> tuple[Any, int]:
-        return lists_of_words(messages, self._table_keys, self._table_lists, self._hits)
+        return lists_of_words(messages, self._keyed.table_keys, self._keyed.table_lists, self._hits)

@@ -48,5 +48,5 @@ class RqTreeIndex(IqTreeIndex):
 
     def _lists_hit(self, messages: MessageColumns) -> tuple[Any, int]:
         return lists_in_trees(
-            messages, self._table_keys, self._table_lists, self._word_depths, self._space_box, self._hits
+            messages, self._keyed.table_keys, self._keyed.table_lists, self._word_depths, self._space_box, self._hits
         )

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 import nearcast as nc
 import oracle
-from nearcast.model import Message, Planar, Similar
+from nearcast.index.registry import INDEXES
+from nearcast.model import SIMILARITIES, Message, Planar, Similar
+from published import SIMILAR_INDEXES
+from published.stamp import filter_cost
+from published.stamp_bounds import LEVELS, RECORD, largest_similarity, prefixes
 
 # Figure 1: the tokens, heaviest first; each subscription: its tokens, delta, tau and SSIM to both messages.
 WEIGHTS = {
@@ -111,6 +116,15 @@ def sample():
     return [[token for token, df in frequency.items() if i < df] for i in range(3255)]
 
 
+# Both messages are at (0, 0), so a subscription at 1 - SSIM along x has that similarity.
+SPACE = Planar(0, 0, 1, 1, max_dist=1)
+
+
+def subscription(name):
+    at = (1 - float(ssim(name)), 0)
+    return Similar(name, list(weights(name)), at=at, text_weight=float(delta(name)), threshold=float(tau(name)))
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -121,18 +135,9 @@ def sample():
 )
 @pytest.mark.parametrize(("message", "receivers"), RECEIVERS, ids=["m1", "m2"])
 def test_example_1_by_matching(make, message, receivers):
-    broker = make(Planar(0, 0, 1, 1, max_dist=1))
-    for name, (tokens, text_weight, threshold, near) in FIGURE_1.items():
-        # Both messages are at (0, 0), so a subscription at 1 - SSIM along x has that similarity.
-        broker.subscribe(
-            Similar(
-                name,
-                tokens.split(),
-                at=(1 - float(near), 0),
-                text_weight=float(text_weight),
-                threshold=float(threshold),
-            )
-        )
+    broker = make(SPACE)
+    for name in FIGURE_1:
+        broker.subscribe(subscription(name))
     deliveries = broker.publish(Message("m", 0, 0, message))
     assert [delivery.subscription for delivery in deliveries] == receivers
     for delivery in deliveries:
@@ -266,3 +271,86 @@ def test_example_6_costs(message, candidates, verification, filtering):
     assert (cost_v, printed(cost_f)) == (verification, filtering)
     is_filtering_better = cost_f < cost_v
     assert is_filtering_better == (message is M1)
+
+
+# --- The same by the filters in benchmarks/published
+
+
+def prefixes_of(name, nearest, n_levels=LEVELS):
+    """The prefixes that a filter makes: the words of each level, and the bound of each word."""
+    tokens, own = list(weights(name)), np.array([float(weight) for weight in weights(name).values()])
+    record = np.zeros(1, RECORD)
+    record["text_weight"], record["threshold"], record["total"] = float(delta(name)), float(tau(name)), own.sum()
+    record["similarity"] = SIMILARITIES.index("weighted_overlap")
+    levels, bounds = np.zeros(len(tokens) + 1, np.int32), np.zeros(len(tokens) + 1)
+    n_kept = prefixes(record[0], own, nearest, n_levels, levels, bounds)
+    kept = [(token, int(levels[i]), bounds[i]) for i, token in enumerate(tokens[:n_kept])]
+    if levels[-1] >= 0:
+        kept.append((oracle.DUMMY, int(levels[-1]), bounds[-1]))
+    found = [[token for token, level, _ in kept if level == k] for k in range(max(k for _, k, _ in kept) + 1)]
+    return found, {token: bound for token, _, bound in kept}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", FIGURE_1)
+def test_section_3_and_5_prefixes_by_the_filters(name):
+    found, bounds = prefixes_of(name, 1.0)
+    assert found == [prefix(name), *prefix_plus(name)]
+    assert prefixes_of(name, 1.0, n_levels=1)[0] == [prefix(name)]
+    for token in prefix(name):
+        assert bounds[token] == pytest.approx(float(lsb(name, token)), abs=1e-9)
+    for token in found[1] if len(found) > 1 else []:
+        assert bounds[token] == pytest.approx(float(lsb_plus(name, token)), abs=1e-9)
+
+
+@pytest.mark.kernels
+def test_section_4b_and_example_3_region_aware_prefixes_by_the_filters():
+    assert largest_similarity(False, 0.1, 1.0) == pytest.approx(0.9)
+    assert prefixes_of("s7", 0.9)[0][0] == ["t5"]
+    assert prefixes_of("s8", 0.9)[0][0] == ["t5"]
+    assert prefixes_of("s9", 0.9)[0][0] == ["t4"]
+    assert prefixes_of("s5", 0.65)[0][0] == ["t3"]
+
+
+@pytest.mark.kernels
+def test_example_6_costs_by_the_filters():
+    assert filter_cost(5, 3, 3, 6) == 4
+    assert filter_cost(3, 2, 4, 6) == pytest.approx(4 + 4 / 6)
+
+
+def counted(monkeypatch, index, names, message):
+    """Whom a message reaches, how many subscriptions a filter accesses, and how many candidates it verifies."""
+    monkeypatch.setitem(INDEXES, index, SIMILAR_INDEXES[index])
+    broker = nc.Broker(space=SPACE, vocabulary=nc.Vocabulary.fit(sample()), index=index)
+    broker.subscribe([subscription(name) for name in names])
+    receivers = [delivery.subscription for delivery in broker.publish(Message("m", 0, 0, message))]
+    filters = broker._book._contents.index
+    return receivers, filters.n_read, filters.n_verified
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("message", "receivers"), RECEIVERS, ids=["m1", "m2"])
+def test_section_3c_candidates_of_the_spatial_oriented_prefix(monkeypatch, message, receivers):
+    # Figure 2: the lists of the message's tokens and of the dummy. Example 5 names the candidates of m1 in R9.
+    in_lists = [(name, token) for token in [*message, oracle.DUMMY] for name in FIGURE_1 if token in prefix(name)]
+    reached = {name for name, token in in_lists if ssim(name) >= lsb(name, token)}
+    assert reached == ({"s0", "s1", "s2"} if message is M1 else {"s0", "s1", "s2", "s5"})
+    assert counted(monkeypatch, "sp", FIGURE_1, message) == (receivers, len(in_lists), len(reached))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("index", ["sp+hi", "sp+rp+hi"])
+def test_example_2_a_far_region_is_not_read(monkeypatch, index):
+    # R5 holds s0, s1, s2 and R6 holds s7, s8, s9; of L(t4) only the part in R5 is read.
+    names = ["s0", "s1", "s2", "s7", "s8", "s9"]
+    monkeypatch.setattr("published.stamp.FANOUT", 3)
+    assert counted(monkeypatch, "sp", names, M1) == (["s0"], 5, 3)
+    assert counted(monkeypatch, index, names, M1) == (["s0"], 3, 3)
+
+
+@pytest.mark.kernels
+def test_examples_5_and_6_the_cheaper_strategy_is_taken(monkeypatch):
+    # m1 reads s0, s1, s2, then s3 and s0, s1, and verifies none; m2 reads s0, s1, s2 and s2, then verifies s0 and s1.
+    assert counted(monkeypatch, "sp+rp+st+hi", IN_R9, M1) == (["s0"], 3 + 3, 0)
+    assert counted(monkeypatch, "sp+rp+st+hi", IN_R9, M2) == (["s2"], 4, 2)
+    assert counted(monkeypatch, "sp+rp+hi", IN_R9, M1) == (["s0"], 3, 3)

@@ -18,8 +18,8 @@ import oracle
 import strategies
 from nearcast.columns import deliveries_of_table
 from nearcast.index.registry import INDEXES
-from nearcast.model import KINDS
-from published import PUBLISHED
+from nearcast.model import KINDS, SIMILARITIES
+from published import BOOLEAN_INDEXES, PUBLISHED, SIMILAR_INDEXES
 from published.ap_build import Entries
 from published.ap_partitions import even_places, improve, keyword_partition, space_partition
 from published.entries import ENTRY
@@ -32,7 +32,12 @@ VARIANTS = {
     "ap-tree, all split and built anew": ("ap-tree", SMALL_NODES | {"published.ap_tree.STALE_DIVERGENCE": -1.0}),
     "iq-tree, small cells": ("iq-tree", {"published.iq_tree.CELL_COST": 1e-3}),
     "rq-tree, small cells": ("rq-tree", {"published.iq_tree.CELL_COST": 1e-3}),
+    **{f"{name}, small regions": (name, {"published.stamp.FANOUT": 2}) for name in SIMILAR_INDEXES if "hi" in name},
 }
+
+
+def kind_of(index):
+    return "similar" if index in SIMILAR_INDEXES else "boolean"
 
 
 @contextmanager
@@ -57,7 +62,7 @@ def index(request):
 def test_every_published_index_gives_the_oracle_answer(index, data, space, sample):
     broker = nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), index=index)
     expected = oracle.Oracle(space, oracle.Statistics.of(sample))
-    subscriptions = strategies.subscriptions(space, ("boolean",))
+    subscriptions = strategies.subscriptions(space, (kind_of(index),))
     names = set()
     for _ in range(data.draw(st.integers(1, 4))):
         # All at once, which may build the index anew, then one by one, then with some of them gone.
@@ -78,12 +83,13 @@ def test_every_published_index_gives_the_oracle_answer(index, data, space, sampl
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("name", ["ril", "sp+hi"])
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples, window=strategies.windows)
-def test_other_kinds_get_their_answers_too(data, space, sample, window):
-    # What is proposed for every message is the same in all; one of them stands for all.
+def test_other_kinds_get_their_answers_too(name, data, space, sample, window):
+    # What is proposed for every message is the same in all; one of each kind stands for all.
     has_time = isinstance(window, nc.TimeWindow)
     expected = oracle.Oracle(space, oracle.Statistics.of(sample), window)
-    with registered("ril", {}) as index:
+    with registered(name, {}) as index:
         broker = nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), window=window, index=index)
     for subscription in data.draw(st.lists(strategies.subscriptions(space, KINDS), max_size=6)):
         assert broker.subscribe(subscription) == expected.subscribe(subscription)
@@ -99,8 +105,17 @@ def some_words(draw, most):
     return [WORDS[int(60 * draw.random() ** 2)] for _ in range(draw.randint(1, most))]
 
 
-def subscription(draw, number, is_geographic):
+def subscription(draw, number, is_geographic, kind):
     x, y = (draw.uniform(-180, 180), draw.uniform(-90, 90)) if is_geographic else (draw.random(), draw.random())
+    if kind == "similar":
+        return nc.Similar(
+            number,
+            some_words(draw, 6),
+            at=(x, y),
+            text_weight=draw.choice([0.0, draw.uniform(0, 1), draw.uniform(0, 1), 1.0]),
+            threshold=draw.uniform(0.7, 1),
+            similarity=draw.choice(SIMILARITIES),
+        )
     size = draw.choice([0.0, 0.01, 0.02, 0.05, 0.3]) * (60 if is_geographic else 1)
     expression = draw.choice([" ", " ", " ", " OR ", " NOT "]).join(some_words(draw, 4))
     if is_geographic:
@@ -124,25 +139,26 @@ def test_thousands_of_subscriptions_get_what_the_exhaustive_index_gives(name, is
     draw = random.Random(7)
     space = nc.Geographic() if is_geographic else nc.Planar(0, 0, 1, 1)
     sample = [some_words(draw, 8) for _ in range(200)] if is_fitted else []
-    with registered(name, {"published.ap_tree.FANOUT": 30, "published.ap_tree.LEAF_SIZE": 12}):
+    changes = {"published.ap_tree.FANOUT": 30, "published.ap_tree.LEAF_SIZE": 12, "published.stamp.FANOUT": 30}
+    with registered(name, changes):
         published, exhaustive = (
             nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), index=index) for index in (name, "exhaustive")
         )
-        churn(draw, is_geographic, published, exhaustive)
+        churn(draw, is_geographic, kind_of(name), published, exhaustive)
     if name == "ap-tree":
         assert "\n0 keyword nodes" not in published.describe()
         assert " 0 space nodes" not in published.describe()
     assert published.stats().candidates < exhaustive.stats().candidates / 20
 
 
-def churn(draw, is_geographic, published, exhaustive):
+def churn(draw, is_geographic, kind, published, exhaustive):
     """Subscribe, replace, unsubscribe and publish with both; what they deliver must be the same."""
     n_registered = 0
     for n_new in (2000, 1, 300, 60, 1500):
-        new = [subscription(draw, n_registered + i, is_geographic) for i in range(n_new)]
+        new = [subscription(draw, n_registered + i, is_geographic, kind) for i in range(n_new)]
         n_registered += n_new
         # Some are replaced, some removed.
-        new += [subscription(draw, draw.randrange(n_registered), is_geographic) for _ in range(n_new // 10)]
+        new += [subscription(draw, draw.randrange(n_registered), is_geographic, kind) for _ in range(n_new // 10)]
         gone = draw.sample(range(n_registered), n_registered // 20)
         batch = list(messages(draw, 40, is_geographic))
         for broker in (published, exhaustive):
@@ -154,7 +170,7 @@ def churn(draw, is_geographic, published, exhaustive):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", BOOLEAN_INDEXES)
 def test_a_box_ends_where_it_says_though_it_is_kept_in_float32(name):
     # 0.7 lies between two float32 numbers, both of which are farther from it than these messages.
     just_below, just_above = np.nextafter(0.7, 0), np.nextafter(0.7, 1)

@@ -1,4 +1,4 @@
-"""A workload of boolean subscriptions as the engine takes it: columns for an index, tables for a broker."""
+"""A workload as the engine takes it: columns for an index, tables for a broker."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pyarrow as pa
 import nearcast as nc
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.compile import compiled
+from nearcast.kernels.verify import SIMILAR
+from nearcast.model import SIMILARITIES
 from nearcast.space.regions import BOX
-from workloads import Points, Squares, Workload
+from workloads import Interests, Points, Squares, Workload
 
-# Points lie in the unit square; the squares around them may stick out.
-SPACE = nc.Planar(-0.1, -0.1, 1.1, 1.1)
+# Points lie in the unit square, and squares around them may stick out. No two points are farther apart than max_dist.
+SPACE = nc.Planar(-0.1, -0.1, 1.1, 1.1, max_dist=2**0.5)
 
 
 def fitted(workload: Workload) -> nc.Vocabulary:
@@ -29,8 +31,11 @@ class Columns:
         self.vocabulary = fitted(workload)
         self._token_ids = np.array([self.vocabulary.admit(word) for word in workload.words.to_pylist()], np.int32)
 
-    def of_subscriptions(self, some: Squares) -> SubscriptionColumns:
+    def of_subscriptions(self, some: Squares | Interests) -> SubscriptionColumns:
         """Return subscriptions as columns."""
+        return self._of_squares(some) if isinstance(some, Squares) else self._of_interests(some)
+
+    def _of_squares(self, some: Squares) -> SubscriptionColumns:
         n = len(some.boxes)
         return compiled([], self.vocabulary, 0)._replace(
             kinds=np.zeros(n, np.int8),
@@ -46,13 +51,29 @@ class Columns:
             forbidden_offsets=np.zeros(n + 1, np.int32),
         )
 
+    def _of_interests(self, some: Interests) -> SubscriptionColumns:
+        n = some.x.size
+        token_ids = self._ascending(some.word_offsets, some.words)
+        return compiled([], self.vocabulary, 0)._replace(
+            kinds=np.full(n, SIMILAR, np.int8),
+            orders=np.arange(n),
+            numbers=np.stack([some.x, some.y, some.text_weights, some.thresholds], axis=1),
+            ks=np.zeros(n, np.int32),
+            similarities=np.full(n, SIMILARITIES.index(some.similarity), np.int8),
+            shapes=np.zeros(n, np.int8),
+            token_offsets=some.word_offsets.astype(np.int32),
+            token_ids=token_ids,
+            token_weights=self.vocabulary.weights(token_ids),
+            clause_offsets=np.zeros(n + 1, np.int32),
+        )
+
     def of_messages(self, points: Points) -> MessageColumns:
         """Return messages as columns."""
         n = points.x.size
         token_ids = self._ascending(points.word_offsets, points.words)
-        weights = np.zeros(token_ids.size)
+        weights, units = self.vocabulary.weights(token_ids), np.zeros(token_ids.size)
         times = np.zeros(n, np.int64)
-        return MessageColumns(points.x, points.y, points.word_offsets, token_ids, weights, weights, times, np.arange(n))
+        return MessageColumns(points.x, points.y, points.word_offsets, token_ids, weights, units, times, np.arange(n))
 
     def _ascending(self, offsets: Any, words: Any) -> Any:
         token_ids = self._token_ids[words]

@@ -1,0 +1,129 @@
+"""How sweeps are made: measure each value of each workload, write JSON and pictures, print tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from contest import Contest, Figures
+from plots import STYLES, draw
+from timing import Spread, one_core
+from workloads import Workload
+
+console = Console(stderr=True, log_path=False, soft_wrap=True)
+
+
+class Sweep(NamedTuple):
+    """What is varied (values by their label on the axis), how it is measured, and what is drawn (labels by key)."""
+
+    title: str
+    setting: str
+    x_label: str
+    x_scale: str
+    x_ticks: dict[str, float]
+    panels: dict[str, str]
+    figures: Callable[[Contest, Any], dict[str, Figures]]
+
+
+def sweep_parser(doc: str, names: Iterable[str], workloads: Iterable[str], out: Path) -> argparse.ArgumentParser:
+    """Return the options that all sweeps have."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="as many subscriptions as the paper has; takes hours")
+    parser.add_argument("--sweeps", nargs="+", default=list(names), choices=list(names), help="(default: all)")
+    parser.add_argument(
+        "--workloads", nargs="+", default=list(workloads), choices=list(workloads), help="(default: all)"
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", help="for the sweep of the number of subscriptions")
+    parser.add_argument("--messages", type=int, help="messages of a round")
+    parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
+    parser.add_argument("--out", type=Path, default=out, help="folder for pictures and data")
+    return parser
+
+
+def those_here(names: Iterable[str], workloads: Mapping[str, Callable[[], Workload | None]]) -> list[Workload]:
+    """Return the workloads whose data is here; say which are not."""
+    found = []
+    for name in names:
+        console.log(f"{name}: reading")
+        workload = workloads[name]()
+        if workload is None:
+            console.log(f"{name}: skipped, its file is not here (set NEARCAST_DATA to the folder that has it)")
+        else:
+            found.append(workload)
+    if not found:
+        raise SystemExit("no workload is here; zipf always is")
+    return found
+
+
+def make_sweeps(sweeps: Mapping[str, Sweep], contests: list[Contest], options: Any, n_messages: int) -> None:
+    """Measure the sweeps that are asked for, write them to their folder and print them."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": 1}
+    results = []
+    for name, sweep in sweeps.items():
+        if name in options.sweeps:
+            result = {
+                **machine,
+                "messages": n_messages,
+                "rounds": options.rounds,
+                "workloads": {contest.workload.name: contest.workload.title for contest in contests},
+                **{key: value for key, value in sweep._asdict().items() if key != "figures"},
+                "rows": rows_of(sweep, contests),
+            }
+            write(result, options.out / f"{name}.json")
+            console.log(f"{sweep.title}: written to {options.out / name}.json and .png")
+            results.append(result)
+    for result in results:
+        print_tables(result)
+
+
+def rows_of(sweep: Sweep, contests: list[Contest]) -> list[dict[str, Any]]:
+    """Return a row for each workload, value and index."""
+    rows = []
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress, one_core():
+        task = progress.add_task(sweep.title, total=len(contests) * len(sweep.x_ticks))
+        for contest in contests:
+            for label, x in sweep.x_ticks.items():
+                progress.update(task, description=f"{sweep.title}, {contest.workload.name}: {label}")
+                for index, figures in sweep.figures(contest, x).items():
+                    rows.append({"workload": contest.workload.name, "x": x, "index": index, **figures})
+                progress.advance(task)
+    return rows
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    """Write the figures of a sweep and their picture."""
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    draw(result, path.with_suffix(".png"))
+
+
+def print_tables(result: dict[str, Any]) -> None:
+    """Print a table for each workload and panel: values down, indexes across."""
+    output = Console(width=None if Console().is_terminal else 140)
+    indexes = [name for name in STYLES if any(row["index"] == name for row in result["rows"])]
+    for workload in result["workloads"]:
+        for key, label in result["panels"].items():
+            cells = {(row["x"], row["index"]): row[key] for row in result["rows"] if row["workload"] == workload}
+            title = f"{result['title']}, {workload}: {' '.join(label.split())}"
+            table = Table(result["x_label"], title=title, title_justify="left")
+            for index in indexes:
+                table.add_column(STYLES[index]["label"], justify="right")
+            for tick, x in result["x_ticks"].items():
+                table.add_row(" ".join(tick.split()), *(cell_text(cells[x, index]) for index in indexes))
+            output.print(table, highlight=False)
+
+
+def cell_text(value: Any) -> str:
+    """Return a figure with its spread, if it has one."""
+    if value is None:
+        return ""
+    return Spread(**value).text(1) if isinstance(value, dict) else f"{value:,.1f}"
