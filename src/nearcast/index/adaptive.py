@@ -66,6 +66,7 @@ class _Scratch:
         self.has_word = np.zeros(0, bool)
         self.counts = np.zeros(0, np.int64)
         self.found = np.empty(1024, np.int64)
+        self.numbers = np.empty((0, 2))
 
     def make_room(self, n_tokens: int) -> None:
         """Make room for so many words, and the one that every message has."""
@@ -81,6 +82,7 @@ class AdaptiveIndex:
     """Proposes what the segments find, and everything in the delta, so no match can be lost."""
 
     def __init__(self, space: Space, vocabulary: Vocabulary):
+        self._space = space
         self._is_geographic = isinstance(space, Geographic)
         self._space_box = np.array(bounds(space), np.float64)
         self._vocabulary = vocabulary
@@ -149,7 +151,7 @@ class AdaptiveIndex:
         count_words(messages.token_offsets, messages.token_ids, scratch.counts)
         blocks = []
         for part in view.segments:
-            n_found, scratch.found, n_read = probe(
+            n_found, scratch.found, scratch.numbers, n_read = probe(
                 part.segment,
                 subscriptions,
                 messages,
@@ -157,9 +159,15 @@ class AdaptiveIndex:
                 self._n_not_alive > 0,
                 scratch.has_word,
                 scratch.found,
+                scratch.numbers,
+                self._is_geographic,
+                self._space.max_dist,
             )
             self.n_read += n_read
-            blocks.append(Pairs(*unpacked(scratch.found[:n_found])))
+            pairs = Pairs(*unpacked(scratch.found[:n_found]))
+            if part.segment.scored.size:
+                pairs = pairs._replace(numbers=scratch.numbers[:n_found].copy())
+            blocks.append(pairs)
         # Only a scratch that a probe has left in order is used again.
         self._scratches.append(scratch)
         self.n_probed += n_messages
@@ -255,9 +263,7 @@ class AdaptiveIndex:
         statistics = self._statistics()
         if statistics.n_messages == 0:
             statistics = own_statistics(self._subscriptions, slots, len(self._vocabulary))
-        segment, expected_read = build_segment(
-            self._subscriptions, slots, statistics, self._space_box, self._is_geographic
-        )
+        segment, expected_read = build_segment(self._subscriptions, slots, statistics, self._space_box, self._space)
         return [SegmentOfSlots(segment, slots.astype(np.int32), statistics, expected_read)]
 
     # --- words

@@ -45,9 +45,10 @@ def matches(
 ) -> Matches:
     """Return the pairs that match; `polygons` holds the geometry of each slot that has one."""
     if pairs.is_sure.all():
-        return Matches(pairs.rows, pairs.slots, None, None)
+        numbers = pairs.numbers.T if len(pairs.numbers) else (None, None)
+        return Matches(pairs.rows, pairs.slots, *numbers)
     slots, rows, scores, distances = verified(
-        subscriptions, messages, pairs.slots, pairs.rows, pairs.is_sure, isinstance(space, Geographic), space.max_dist
+        subscriptions, messages, pairs, isinstance(space, Geographic), space.max_dist
     )
     has_numbers = scores.size > 0
     found = Matches(rows, slots, scores if has_numbers else None, distances if has_numbers else None)

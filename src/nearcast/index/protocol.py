@@ -9,16 +9,20 @@ import numpy as np
 
 from nearcast.columns import MessageColumns, SubscriptionColumns
 
+NO_NUMBERS = np.empty((0, 2))
+
 
 class Pairs(NamedTuple):
     """Candidates: message `rows[i]` might match subscription `slots[i]`; no pair occurs twice.
 
-    Where `is_sure` it does match, and has no score and no distance: nothing is left to verify.
+    Where `is_sure` it does match, and nothing is left to verify: its score and distance are in `numbers`, NaN if it
+    has none.
     """
 
     rows: Any
     slots: Any
     is_sure: Any
+    numbers: Any = NO_NUMBERS  # float64 (n, 2), or (0, 2) if none of them is sure and scored
 
 
 def unverified(rows: Any, slots: Any) -> Pairs:

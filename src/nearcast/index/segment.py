@@ -3,7 +3,9 @@
 A subscription is broken into **postings**, each with a signature of one or two words and a box that holds its region:
 
     boolean    one per clause and box of the region's cover: the clause's rarest word, then its second rarest
-    others     one per word, anywhere; `*` alone if a similarity can be reached without a shared word
+    similar    one per word, and per pair of words where that pays, in the circle that the threshold leaves; and `*`
+               if the threshold can be reached without a shared word (kernels/scored.py)
+    others     one per word, anywhere
 
 The postings with the same first word are a group. A group stays a leaf, to be read from end to end, or is split by
 space, or is split by the second word into runs (a run for the postings that have none is the dummy cut); a run stays
@@ -17,7 +19,7 @@ whose boxes hold it but for the width of a slab. Nothing is replicated, and post
 that are set lie together.
 
 No match is lost: a message that matches a clause has all its words, so it has the first and the second; its point
-lies in a box of the cover.
+lies in a box of the cover. A message that reaches a threshold lies in the circle of the first word it shares.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from nearcast.columns import SubscriptionColumns
 from nearcast.index.growable import taken_rows
 from nearcast.kernels.postings import (
     GROUP,
+    IS_SCORED,
     KEYWORD_NODE,
     LEAF_NODE,
     N_SLABS,
@@ -40,12 +43,14 @@ from nearcast.kernels.postings import (
     TILE,
     filled,
     group_table,
-    postings,
     set_bits,
     sums_of,
     words_of,
 )
-from nearcast.kernels.verify import BOOLEAN
+from nearcast.kernels.postings import postings as postings_of
+from nearcast.kernels.scored import SCORED, similar_postings
+from nearcast.kernels.verify import BOOLEAN, SIMILAR
+from nearcast.model import Geographic, Space
 from nearcast.space.covers import cover
 from nearcast.space.regions import ANYWHERE, BOX
 
@@ -67,6 +72,7 @@ class Segment(NamedTuple):
     postings: Any  # POSTING
     details: Any  # DETAIL, one for each posting
     other_words: Any  # int32: the words of clauses beyond the second
+    scored: Any  # SCORED
     space_box: Any  # float64 (4,)
 
 
@@ -81,36 +87,77 @@ class Statistics(NamedTuple):
         return np.where(words < 0, 1.0, np.minimum(self.frequencies[words] / self.n_messages, 1.0))
 
 
+class _Postings(NamedTuple):
+    """Postings before they are laid out."""
+
+    first: Any
+    second: Any
+    slots: Any
+    clauses: Any
+    flags: Any
+    scored_places: Any
+
+
 def build_segment(
-    subscriptions: SubscriptionColumns, slots: Any, statistics: Statistics, space_box: Any, is_geographic: bool
+    subscriptions: SubscriptionColumns, slots: Any, statistics: Statistics, space_box: Any, space: Space
 ) -> tuple[Segment, float]:
     """Return a segment over the subscriptions at `slots`, and how many postings a message should read in it."""
-    s = subscriptions
+    s, is_geographic = subscriptions, isinstance(space, Geographic)
+    is_similar = s.kinds[slots] == SIMILAR
+    plain, boxes = _unscored(s, slots[~is_similar], statistics, is_geographic)
+    similar, circles, scored = _similar(s, slots[is_similar], statistics, space_box, space)
+    rows = _Postings(*(np.concatenate(parts) for parts in zip(plain, similar, strict=True)))
+    # Points lie in the space, so what lies outside of it does not matter.
+    low, high = np.tile(space_box[:2], 2), np.tile(space_box[2:], 2)
+    boxes = np.clip(np.concatenate([boxes, circles]), low, high)
+    z_order = _z_order(boxes, space_box)
+    hit_shares = _hit_shares(boxes, space_box)
+    order = _sorted_order(rows.first, rows.second, z_order)
+    costs = _costs(rows.first[order], rows.second[order], statistics, hit_shares[order])
+    # Groups that are best split by space alone are one run, whatever their second words.
+    run_words = rows.second.copy()
+    run_words[order[np.repeat(_is_best_by_space(costs), costs.groups.sizes)]] = NO_WORD
+    order = _sorted_order(rows.first, run_words, z_order)
+    rows = _Postings(*(part[order] for part in rows))
+    boxes = boxes[order]
+    postings, details, words, scored = filled(s, rows, boxes, scored, space_box)
+    layout, expected_read = _layout(rows.first, run_words[order], statistics, hit_shares[order])
+    segment = Segment(
+        **layout, postings=postings, details=details, other_words=words, scored=scored, space_box=space_box
+    )
+    set_bits(segment, boxes)
+    return segment, expected_read
+
+
+def _unscored(s: SubscriptionColumns, slots: Any, statistics: Statistics, is_geographic: bool) -> tuple[_Postings, Any]:
+    """Return the postings of all kinds but similarity, and their boxes."""
     is_plain = (s.kinds[slots] == BOOLEAN) & _has_plain_box(s, slots, is_geographic)
     boxes, box_offsets = _covers(s, slots, is_plain, is_geographic)
     is_tight = is_plain | (s.shapes[slots] == ANYWHERE)
-    first, second, places, posting_slots, clauses, flags = postings(
+    first, second, places, posting_slots, clauses, flags = postings_of(
         s, slots, box_offsets, is_tight, statistics.frequencies
     )
-    # Points lie in the space, so what lies outside of it does not matter.
-    low, high = np.tile(space_box[:2], 2), np.tile(space_box[2:], 2)
-    boxes = np.clip(boxes[places], low, high)
-    z_order = _z_order(boxes, space_box)
-    hit_shares = _hit_shares(boxes, space_box)
-    order = _sorted_order(first, second, z_order)
-    costs = _costs(first[order], second[order], statistics, hit_shares[order])
-    # Groups that are best split by space alone are one run, whatever their second words.
-    run_words = second.copy()
-    run_words[order[np.repeat(_is_best_by_space(costs), costs.groups.sizes)]] = NO_WORD
-    order = _sorted_order(first, run_words, z_order)
-    first, boxes = first[order], boxes[order]
-    rows, details, words = filled(
-        s, first, second[order], boxes, posting_slots[order], clauses[order], flags[order], space_box
-    )
-    layout, expected_read = _layout(first, run_words[order], statistics, hit_shares[order])
-    segment = Segment(**layout, postings=rows, details=details, other_words=words, space_box=space_box)
-    set_bits(segment, boxes)
-    return segment, expected_read
+    nowhere = np.full(first.size, -1, np.int64)
+    return _Postings(first, second, posting_slots, clauses, flags, nowhere), boxes[places]
+
+
+def _similar(
+    s: SubscriptionColumns, slots: Any, statistics: Statistics, space_box: Any, space: Space
+) -> tuple[_Postings, Any, Any]:
+    """Return the postings of similarity subscriptions, their boxes, and what is needed to score them."""
+    shares = np.minimum(statistics.frequencies / max(statistics.n_messages, 1), 1.0)
+    terms = (s, slots, shares, isinstance(space, Geographic), space.max_dist, space_box)
+    n = similar_postings(*terms, _room_for_similar(0))
+    first, second, boxes, posting_slots, scored = columns = _room_for_similar(n)
+    if n:
+        similar_postings(*terms, columns)
+    flags = np.full(n, IS_SCORED, np.uint8)
+    return _Postings(first, second, posting_slots, np.zeros(n, np.uint8), flags, np.arange(n)), boxes, scored
+
+
+def _room_for_similar(n: int) -> tuple[Any, ...]:
+    words = np.empty((2, n), np.int32)
+    return words[0], words[1], np.empty((n, 4)), np.empty(n, np.int32), np.empty(n, SCORED)
 
 
 def own_statistics(subscriptions: SubscriptionColumns, slots: Any, n_tokens: int) -> Statistics:

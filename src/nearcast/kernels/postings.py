@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from nearcast.columns import BLEND_WEIGHT, THRESHOLD
 from nearcast.jit import kernel
-from nearcast.kernels.verify import BOOLEAN, SIMILAR
-from nearcast.scoring.spatial import blend
+from nearcast.kernels.scored import SCORED
+from nearcast.kernels.verify import BOOLEAN
 
 STAR = -1
 NO_WORD = -1
@@ -25,8 +24,9 @@ N_SLABS = 64
 MAX_PLAIN_WORDS = 16
 # Boxes are rounded outward to a grid of so many steps across the space.
 GRID = 1 << 16
-# What is left to ask when the box and all words of a posting are hit: the exact test, or the words of other clauses.
-IS_OPEN, HAS_MORE_TO_CHECK = 1, 2
+# What is left to ask when the box and all words of a posting are hit: the exact test, the words of other clauses, or
+# the score, of which a SCORED knows all there is to know.
+IS_OPEN, HAS_MORE_TO_CHECK, IS_SCORED = 1, 2, 4
 
 # What is read of every posting, four to a cache line: its box, its second word, and its subscription; the slot is
 # turned over (~slot) if there is more to ask.
@@ -34,7 +34,8 @@ POSTING = np.dtype(
     [(side, np.uint16) for side in ("west", "south", "east", "north")] + [("word", np.int32), ("slot", np.int32)]
 )
 # What more there is to ask: the other words of the clause, kept in order of the postings, since looking them up by
-# slot would miss the cache; the place of the clause in its subscription; and flags.
+# slot would miss the cache; the place of the clause in its subscription; and flags. Where a posting is scored, the
+# place of its SCORED stands for the other words.
 DETAIL = np.dtype(
     [("other_words", np.uint32), *((name, np.uint8) for name in ("n_other_words", "clause", "flags", "unused"))]
 )
@@ -67,17 +68,8 @@ def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: A
         slot = slots[i]
         if s.kinds[slot] != BOOLEAN:
             n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
-            # The same arithmetic as the score itself, with no word shared at the same point.
-            if (
-                s.kinds[slot] == SIMILAR
-                and blend(s.numbers[slot, BLEND_WEIGHT], 0.0, 1.0) >= s.numbers[slot, THRESHOLD]
-            ):
-                n_words = 1
-                first[end] = STAR
-                second[end] = NO_WORD
-            else:
-                first[end : end + n_words] = s.token_ids[s.token_offsets[slot] : s.token_offsets[slot + 1]]
-                second[end : end + n_words] = first[end : end + n_words]
+            first[end : end + n_words] = s.token_ids[s.token_offsets[slot] : s.token_offsets[slot + 1]]
+            second[end : end + n_words] = first[end : end + n_words]
             places[end : end + n_words] = box_offsets[i, 0]
             posting_slots[end : end + n_words] = slot
             flags[end : end + n_words] = IS_OPEN | HAS_MORE_TO_CHECK
@@ -125,8 +117,13 @@ def slab_of(value: float, low: float, high: float, n_slabs: int) -> int:
 
 
 @kernel
-def filled(s: Any, first: Any, second: Any, boxes: Any, slots: Any, clauses: Any, flags: Any, space_box: Any) -> Any:
-    """Return sorted postings as POSTING and DETAIL, and their other words; `boxes` lie within the space."""
+def filled(s: Any, rows: Any, boxes: Any, scored: Any, space_box: Any) -> Any:
+    """Return sorted postings as POSTING and DETAIL, their other words, and their SCORED in the same order.
+
+    rows     first words, second words, slots, clauses, flags, places in `scored`
+    boxes    within the space
+    """
+    first, second, slots, clauses, flags, scored_places = rows
     n_words = 0
     for i in range(slots.size):
         if s.kinds[slots[i]] == BOOLEAN:
@@ -135,6 +132,8 @@ def filled(s: Any, first: Any, second: Any, boxes: Any, slots: Any, clauses: Any
     postings = np.empty(slots.size, POSTING)
     details = np.empty(slots.size, DETAIL)
     words = np.empty(n_words, np.int32)
+    sorted_scored = np.empty(scored.size, SCORED)
+    n_scored = 0
     end = 0
     for i in range(slots.size):
         posting = postings[i]
@@ -157,10 +156,14 @@ def filled(s: Any, first: Any, second: Any, boxes: Any, slots: Any, clauses: Any
                 if word != first[i] and word != second[i]:
                     words[end + n_others] = word
                     n_others += 1
+        elif flags[i] & IS_SCORED:
+            detail["other_words"] = n_scored
+            sorted_scored[n_scored] = scored[scored_places[i]]
+            n_scored += 1
         detail["n_other_words"] = n_others
         end += n_others
         posting["slot"] = ~slot if n_others > 0 or flags[i] != 0 else slot
-    return postings, details, words
+    return postings, details, words, sorted_scored
 
 
 @kernel

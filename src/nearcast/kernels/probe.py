@@ -5,6 +5,8 @@ subscriptions   SubscriptionColumns, by slot; is_alive: bool, by slot, not looke
 has_word        bool, by token id: whether the message at hand has it, all False before and after; and one more item,
                 always True, so that NO_WORD needs no question of its own
 found           int64, a buffer that grows: each candidate is one number, `row << 32 | slot << 1 | is_open`
+numbers         float64 (n, 2), a buffer beside it: score and distance of those that were scored, NaN for others; not
+                used if the segment has nothing to score
 
 Candidates are in order of rows, then of slots. No pair occurs twice.
 """
@@ -21,6 +23,7 @@ from nearcast.kernels.postings import (
     GRID,
     HAS_MORE_TO_CHECK,
     IS_OPEN,
+    IS_SCORED,
     LEAF_NODE,
     N_SLABS,
     NO_WORD,
@@ -30,6 +33,7 @@ from nearcast.kernels.postings import (
     table_place,
     words_of,
 )
+from nearcast.kernels.scored import judged, signature_of
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.text.scan import grown
 
@@ -207,16 +211,32 @@ def count_words(token_offsets: Any, token_ids: Any, counts: Any) -> None:
 
 
 @kernel
-def probe(segment: Any, s: Any, messages: Any, is_alive: Any, has_dead: bool, has_word: Any, found: Any) -> Any:
-    """Return the candidates of the messages: their number, the buffer with them, how many postings were read."""
+def probe(
+    segment: Any,
+    s: Any,
+    messages: Any,
+    is_alive: Any,
+    has_dead: bool,
+    has_word: Any,
+    found: Any,
+    numbers: Any,
+    is_geographic: bool,
+    max_dist: float,
+) -> Any:
+    """Return the candidates of the messages: their number, the buffers with them, how many postings were read."""
     postings = segment.postings
     details = segment.details
     other_words = segment.other_words
+    scored = segment.scored
+    has_scored = scored.size > 0
     space_box = segment.space_box
     token_offsets = messages.token_offsets
     token_ids = messages.token_ids
     hits = np.empty(1024, np.int64)
     spare = np.empty(BLOCK_SIZE, np.int64)
+    bits = np.uint64(0)
+    if has_scored and numbers.shape[0] < found.size:
+        numbers = np.empty((found.size, 2), np.float64)
     n_found = 0
     n_sorted = 0
     n_read = 0
@@ -227,6 +247,8 @@ def probe(segment: Any, s: Any, messages: Any, is_alive: Any, has_dead: bool, ha
         x = messages.x[row]
         y = messages.y[row]
         mark(has_word, tokens, True)
+        if has_scored:
+            bits = signature_of(tokens)
         n_hits, hits = hits_of_message(segment, tokens, x, y, has_word, hits)
         n_read += n_hits
         across = slab_of(x, space_box[0], space_box[2], GRID)
@@ -248,12 +270,20 @@ def probe(segment: Any, s: Any, messages: Any, is_alive: Any, has_dead: bool, ha
             posting = postings[hit]
             slot = np.int64(posting["slot"])
             flags = 0
+            score = np.nan
+            away = np.nan
             if slot < 0:
                 slot = ~slot
                 detail = details[hit]
                 flags = detail["flags"]
                 first_other = np.int64(detail["other_words"])
                 is_true = True
+                if flags & IS_SCORED:
+                    if has_dead and not is_alive[slot]:
+                        continue
+                    is_true, score, away = judged(
+                        scored[first_other], s, messages, slot, row, bits, has_word, is_geographic, max_dist
+                    )
                 for place in range(first_other, first_other + detail["n_other_words"]):
                     is_true = is_true and has_word[other_words[place]]
                 if flags & HAS_MORE_TO_CHECK and is_true:
@@ -264,6 +294,10 @@ def probe(segment: Any, s: Any, messages: Any, is_alive: Any, has_dead: bool, ha
                 continue
             if n_found == found.size:
                 found = grown(found)
+                if has_scored:
+                    more = np.empty((found.size, 2), np.float64)
+                    more[:n_found] = numbers[:n_found]
+                    numbers = more
             # Not on the border of the rounded box: inside the region itself.
             is_sure = (
                 (posting["west"] < across)
@@ -271,17 +305,23 @@ def probe(segment: Any, s: Any, messages: Any, is_alive: Any, has_dead: bool, ha
                 & (posting["east"] > across)
                 & (posting["north"] > up)
                 & (flags & IS_OPEN == 0)
-            )
+            ) | (flags & IS_SCORED != 0)
             found[n_found] = (row << 32) | (slot << 1) | (1 - is_sure)
+            if has_scored:
+                numbers[n_found, 0] = score
+                numbers[n_found, 1] = away
             n_found += 1
         mark(has_word, tokens, False)
         if n_found - n_sorted >= BLOCK_SIZE or row + 1 - first_row == MAX_BLOCK_ROWS or row == n_rows - 1:
             if spare.size < n_found - n_sorted:
                 spare = np.empty(2 * (n_found - n_sorted), np.int64)
-            sort_candidates(found[n_sorted:n_found], first_row, spare)
+            if has_scored:
+                sort_with_numbers(found[n_sorted:n_found], numbers[n_sorted:n_found], first_row, spare)
+            else:
+                sort_candidates(found[n_sorted:n_found], first_row, spare)
             n_sorted = n_found
             first_row = row + 1
-    return n_found, found, n_read
+    return n_found, found, numbers, n_read
 
 
 @kernel
@@ -325,6 +365,52 @@ def sort_candidates(found: Any, first_row: int, spare: Any) -> None:
     else:
         scatter(found, target, 0, 1 + 2 * DIGIT_BITS)
         scatter(target, found, first_row << 32, 32)
+
+
+@kernel
+def sort_with_numbers(found: Any, numbers: Any, first_row: int, spare: Any) -> None:
+    """Put candidates and their numbers into the order of `sort_candidates`."""
+    n = found.size
+    order = np.argsort(found, kind="mergesort") if n <= MAX_INSERTION_SORT else sorted_places(found, first_row)
+    target = spare[:n]
+    target[:] = found
+    copies = numbers.copy()
+    for i in range(n):
+        found[i] = target[order[i]]
+        numbers[i, 0] = copies[order[i], 0]
+        numbers[i, 1] = copies[order[i], 1]
+
+
+@kernel
+def sorted_places(found: Any, first_row: int) -> Any:
+    """Return the places of candidates in the order of `sort_candidates`."""
+    greatest = 0
+    for value in found:
+        greatest = max(greatest, value & 0xFFFFFFFF)
+    places = np.arange(found.size)
+    target = np.empty(found.size, np.int64)
+    scatter_places(found, places, target, 0, 1)
+    scatter_places(found, target, places, 0, 1 + DIGIT_BITS)
+    if greatest >> (1 + 2 * DIGIT_BITS) != 0:
+        scatter_places(found, places, target, 0, 1 + 2 * DIGIT_BITS)
+        places, target = target, places
+    scatter_places(found, places, target, first_row << 32, 32)
+    return target
+
+
+@kernel
+def scatter_places(values: Any, source: Any, target: Any, least: int, shift: int) -> None:
+    """Copy places in order of one digit of the values there; as `scatter` does with the values themselves."""
+    mask = (1 << DIGIT_BITS) - 1
+    starts = np.zeros(mask + 2, np.int32)
+    for value in values:
+        starts[(((value - least) >> shift) & mask) + 1] += 1
+    for i in range(mask):
+        starts[i + 1] += starts[i]
+    for place in source:
+        digit = ((values[place] - least) >> shift) & mask
+        target[starts[digit]] = place
+        starts[digit] += 1
 
 
 @kernel

@@ -81,13 +81,12 @@ def verdict(s: Any, m: Any, slot: int, row: int, is_geographic: bool, max_dist: 
 
 
 @kernel
-def verified(
-    subscriptions: Any, messages: Any, slots: Any, rows: Any, is_sure: Any, is_geographic: bool, max_dist: float
-) -> Any:
+def verified(subscriptions: Any, messages: Any, pairs: Any, is_geographic: bool, max_dist: float) -> Any:
     """Return the slots of the pairs that match, their rows, scores and distances; those are empty if all would be NaN.
 
-    Pairs that are sure match without a test, and have neither score nor distance.
+    Pairs that are sure match without a test, with the numbers they have.
     """
+    rows, slots, is_sure, numbers = pairs
     kept_slots = np.empty(slots.size, np.int64)
     kept_rows = np.empty(slots.size, np.int64)
     scores = np.empty(0, np.float64)
@@ -96,16 +95,21 @@ def verified(
     for pair in range(slots.size):
         slot = slots[pair]
         row = rows[pair]
+        score = np.nan
+        away = np.nan
         if not is_sure[pair]:
             is_match, score, away = verdict(subscriptions, messages, slot, row, is_geographic, max_dist)
             if not is_match:
                 continue
-            if away == away:
-                if distances.size == 0:
-                    scores = np.full(slots.size, np.nan)
-                    distances = np.full(slots.size, np.nan)
-                scores[n_kept] = score
-                distances[n_kept] = away
+        elif numbers.shape[0] > 0:
+            score = numbers[pair, 0]
+            away = numbers[pair, 1]
+        if away == away:
+            if distances.size == 0:
+                scores = np.full(slots.size, np.nan)
+                distances = np.full(slots.size, np.nan)
+            scores[n_kept] = score
+            distances[n_kept] = away
         kept_slots[n_kept] = slot
         kept_rows[n_kept] = row
         n_kept += 1

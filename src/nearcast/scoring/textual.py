@@ -89,6 +89,22 @@ def textual_similarity(code: int, s_ids: Any, s_weights: Any, m_ids: Any, m_weig
 
 
 @kernel
+def text_upper_bound(code: int, weight: float, whole: float, count: int, n_tokens: int) -> float:
+    """Return how similar a message can be that shares at most `count` tokens, of this weight together.
+
+    `whole` and `n_tokens` are the weight and number of all tokens of the subscription. What a message has beside the
+    shared tokens only lowers the similarity.
+    """
+    if code == OVERLAP:
+        return count / n_tokens
+    if code == DICE:
+        return 2 * count / (n_tokens + count)
+    if code == COSINE:
+        return math.sqrt(count / n_tokens)
+    return weight / whole
+
+
+@kernel
 def cosine_of_unit_vectors(s_ids: Any, s_weights: Any, m_ids: Any, m_weights: Any) -> float:
     """Return the cosine of two rows whose weights have unit length (Skype, section 3)."""
     result = 0.0

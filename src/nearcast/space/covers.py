@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.jit import kernel
 from nearcast.model import EARTH_RADIUS, HALF_CIRCUMFERENCE
 from nearcast.space.regions import ANYWHERE, CIRCLE
 
@@ -19,6 +20,7 @@ LARGEST_COVERED_RADIUS = 0.9 * HALF_CIRCUMFERENCE
 # Metres; the computed distance of points that are not nearly antipodal is right to far less than this.
 ROUNDING_MARGIN = 1e-6
 TINY = 1e-150
+RELATIVE_MARGIN = 2e-15
 # Degrees; where a circle nearly holds a pole the arcsine is right to half of the digits only.
 REACH_MARGIN = 1e-6
 # Degrees; boxes of one cover that are so far apart stay so when an index rounds them to its grid.
@@ -40,26 +42,34 @@ def cover(is_geographic: bool, shape: int, numbers: Any) -> Any:
 
 
 def _planar_box(shape: int, numbers: Any) -> tuple[float, ...]:
-    if shape != CIRCLE:
-        return tuple(numbers)
-    x, y, radius, _ = numbers
-    # A computed distance may be below the true one by a few units in the last place, of the radius or of the centre;
-    # and the square of a tiny difference is 0.
-    reach = radius + 4 * (np.spacing(radius) + np.spacing(max(abs(x), abs(y), radius))) + TINY
-    return x - reach, y - reach, x + reach, y + reach
+    return tuple(circle_box(False, *numbers[:3]) if shape == CIRCLE else numbers)
 
 
 def _circle_cover(x: float, y: float, radius: float) -> Any:
-    if radius >= LARGEST_COVERED_RADIUS:
-        return np.array([(-180, -90, 180, 90)])
-    angle = (radius + ROUNDING_MARGIN) / EARTH_RADIUS
-    min_y, max_y = y - math.degrees(angle), y + math.degrees(angle)
-    if min_y <= -90 or max_y >= 90:
-        return np.array([(-180, max(min_y, -90), 180, min(max_y, 90))])
-    reach = math.degrees(math.asin(min(1.0, math.sin(angle) / math.cos(math.radians(y))))) + REACH_MARGIN
-    west, east = x - reach, x + reach
+    west, south, east, north = circle_box(True, x, y, radius)
+    if east - west >= 360:
+        return np.array([(-180, south, 180, north)])
     spans = _spans(west + 360 if west < -180 else west, east - 360 if east > 180 else east)
-    return _disjoint(np.array([(low, min_y, high, max_y) for low, high in spans]))
+    return _disjoint(np.array([(low, south, high, north) for low, high in spans]))
+
+
+@kernel
+def circle_box(is_geographic: bool, x: float, y: float, radius: float) -> Any:
+    """Return the box around a circle; one that meets the antimeridian reaches beyond it, below -180 or above 180."""
+    if not is_geographic:
+        # A computed distance may be below the true one by a few units in the last place, of the radius or of the
+        # centre; and the square of a tiny difference is 0.
+        reach = radius + RELATIVE_MARGIN * max(abs(x), abs(y), radius) + TINY
+        return x - reach, y - reach, x + reach, y + reach
+    if radius >= LARGEST_COVERED_RADIUS:
+        return -180.0, -90.0, 180.0, 90.0
+    angle = (radius + ROUNDING_MARGIN) / EARTH_RADIUS
+    south = y - math.degrees(angle)
+    north = y + math.degrees(angle)
+    if south <= -90.0 or north >= 90.0:
+        return -180.0, max(south, -90.0), 180.0, min(north, 90.0)
+    reach = math.degrees(math.asin(min(1.0, math.sin(angle) / math.cos(math.radians(y))))) + REACH_MARGIN
+    return x - reach, south, x + reach, north
 
 
 def _spans(west: float, east: float) -> list[tuple[float, float]]:
