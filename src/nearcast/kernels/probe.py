@@ -33,8 +33,9 @@ from nearcast.kernels.postings import (
     table_place,
     words_of,
 )
-from nearcast.kernels.scored import judged, signature_of
+from nearcast.kernels.scored import is_first_here, is_known, score_at, shared_words, weights_of_pair
 from nearcast.kernels.verify import BOOLEAN
+from nearcast.scoring.textual import WEIGHTED_JACCARD, set_similarity
 from nearcast.text.scan import grown
 
 # Candidates are sorted in blocks of about this many, which stay in the cache, and of so many rows at most.
@@ -229,12 +230,15 @@ def probe(
     other_words = segment.other_words
     scored = segment.scored
     has_scored = scored.size > 0
+    s_token_offsets = s.token_offsets
+    s_token_ids = s.token_ids
+    s_token_weights = s.token_weights
+    similarities = s.similarities
     space_box = segment.space_box
     token_offsets = messages.token_offsets
     token_ids = messages.token_ids
     hits = np.empty(1024, np.int64)
     spare = np.empty(BLOCK_SIZE, np.int64)
-    bits = np.uint64(0)
     if has_scored and numbers.shape[0] < found.size:
         numbers = np.empty((found.size, 2), np.float64)
     n_found = 0
@@ -247,8 +251,6 @@ def probe(
         x = messages.x[row]
         y = messages.y[row]
         mark(has_word, tokens, True)
-        if has_scored:
-            bits = signature_of(tokens)
         n_hits, hits = hits_of_message(segment, tokens, x, y, has_word, hits)
         n_read += n_hits
         across = slab_of(x, space_box[0], space_box[2], GRID)
@@ -281,9 +283,23 @@ def probe(
                 if flags & IS_SCORED:
                     if has_dead and not is_alive[slot]:
                         continue
-                    is_true, score, away = judged(
-                        scored[first_other], s, messages, slot, row, bits, has_word, is_geographic, max_dist
-                    )
+                    record = scored[first_other]
+                    alike = record["alike"]
+                    if not is_known(record, has_word):
+                        first, following, count, weight, whole = shared_words(
+                            s_token_offsets, s_token_ids, s_token_weights, slot, has_word
+                        )
+                        if not is_first_here(record, first, following):
+                            continue
+                        code = similarities[slot]
+                        if code == WEIGHTED_JACCARD:
+                            # Handing over all columns costs more than the rest, so it is the last resort.
+                            weight, whole = weights_of_pair(s, messages, slot, row)
+                        alike = set_similarity(
+                            code, count, s_token_offsets[slot + 1] - s_token_offsets[slot], tokens.size, weight, whole
+                        )
+                    score, away = score_at(record, alike, x, y, is_geographic, max_dist)
+                    is_true = score >= record["threshold"]
                 for place in range(first_other, first_other + detail["n_other_words"]):
                     is_true = is_true and has_word[other_words[place]]
                 if flags & HAS_MORE_TO_CHECK and is_true:

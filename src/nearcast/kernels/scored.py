@@ -11,6 +11,7 @@ ids fall as weights rise, so this is the heaviest first, but any order would do.
     rank, ALONE    and it shares no other
     rank, next     and the second one is `next`; ALONE and these stand together for ANY where that costs less
     NONE           it shares no word (the dummy token `*`)
+    EVERY          any message, of a subscription with too many words
 
 Each has a circle, from the best similarity of words that such a message can have. Bounds are taken with a little
 slack, so that rounding loses nothing; the score itself is exact.
@@ -24,38 +25,35 @@ import numpy as np
 
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, X, Y
 from nearcast.jit import kernel
-from nearcast.kernels.verify import verdict
 from nearcast.scoring.spatial import blend, reach, spatial_similarity
-from nearcast.scoring.textual import OVERLAP, WEIGHTED_OVERLAP, text_upper_bound, total
+from nearcast.scoring.textual import (
+    OVERLAP,
+    WEIGHTED_OVERLAP,
+    set_similarity,
+    shared_and_union_weight,
+    text_upper_bound,
+    total,
+)
 from nearcast.space.covers import circle_box
 from nearcast.space.distance import distance
 
-ANY, ALONE, NONE = -2, -1, -1
+ANY, ALONE, NONE, EVERY = -2, -1, -1, -2
 NO_WORD = -1
 # Beyond so many words a subscription has no pairs, and their number stays small.
 MAX_PAIRED_WORDS = 8
+# As many as SCORED can number.
+MAX_WORDS = 1 << 14
 # A further posting must save this share of messages from being looked at.
 PRICE_OF_A_POSTING = 2e-6
 
+MAX_OTHERS = 5
+# Where the other words do not fit, or the similarity hangs on the message as a whole.
+UNKNOWN = -1
+# A cache line. `alike` is the similarity of words if none of the other words is shared.
 SCORED = np.dtype(
     [(name, np.float64) for name in ("x", "y", "blend_weight", "threshold", "alike")]
-    + [("others", np.uint64), ("rank", np.int32), ("next", np.int32)]
+    + [("others", np.int32, (MAX_OTHERS,)), ("rank", np.int16), ("next", np.int8), ("n_others", np.int8)]
 )
-
-
-@kernel
-def signature(token: int) -> Any:
-    """Return a word of 64 bits with the one bit that stands for a token."""
-    return np.uint64(1) << np.uint64(((np.int64(token) + 1) * 2654435769 >> 15) & 63)
-
-
-@kernel
-def signature_of(tokens: Any) -> Any:
-    """Return the bits of all tokens."""
-    result = np.uint64(0)
-    for token in tokens:
-        result |= signature(token)
-    return result
 
 
 @kernel
@@ -112,101 +110,127 @@ def pays_in_pairs(
 def similar_postings(
     s: Any, slots: Any, shares: Any, is_geographic: bool, max_dist: float, space_box: Any, columns: Any
 ) -> int:
-    """Fill in the postings of similarity subscriptions; return their number, which is all if `columns` has no room.
+    """Fill in the postings of similarity subscriptions; return their number, and only that if there is no room.
 
     columns   first words, second words, boxes, slots, SCORED
     """
-    first, second, boxes, posting_slots, scored = columns
-    is_counting = first.size == 0
     end = 0
     for slot in slots:
         start = s.token_offsets[slot]
         n_words = s.token_offsets[slot + 1] - start
-        tokens = s.token_ids[start : start + n_words]
         weights = s.token_weights[start : start + n_words]
-        x = s.numbers[slot, X]
-        y = s.numbers[slot, Y]
-        code = s.similarities[slot]
-        whole = total(weights) if code == WEIGHTED_OVERLAP else float(n_words)
-        is_simple = code in (WEIGHTED_OVERLAP, OVERLAP)
-        for rank in range(n_words - 1, -2, -1):
-            weight = weights[rank] if rank >= 0 else 0.0
-            rest = total(weights[:rank]) if rank > 0 else 0.0
-            is_paired = rank > 0 and pays_in_pairs(s, slot, rank, shares, is_geographic, max_dist, space_box)
-            for following in range(rank - 1 if is_paired else ALONE, ALONE - 1, -1):
-                own = weight
-                if not is_paired:
-                    radius = radius_of(s, slot, weight + rest, rank + 1, max_dist)
-                elif following == ALONE:
-                    radius = radius_of(s, slot, weight, 1, max_dist)
-                else:
-                    own += weights[following]
-                    radius = radius_of(s, slot, own + total(weights[:following]), following + 2, max_dist)
-                if radius < 0.0:
-                    continue
-                if not is_counting:
-                    first[end] = tokens[rank] if rank >= 0 else NO_WORD
-                    second[end] = tokens[following] if is_paired and following >= 0 else NO_WORD
-                    west, south, east, north = circle_box(is_geographic, x, y, radius)
-                    if is_geographic and (west <= -180.0 or east >= 180.0):
-                        # What meets the antimeridian goes on behind it; one box serves both sides.
-                        west = -180.0
-                        east = 180.0
-                    boxes[end, 0] = west
-                    boxes[end, 1] = south
-                    boxes[end, 2] = east
-                    boxes[end, 3] = north
-                    posting_slots[end] = slot
-                    record = scored[end]
-                    record["x"] = x
-                    record["y"] = y
-                    record["blend_weight"] = s.numbers[slot, BLEND_WEIGHT]
-                    record["threshold"] = s.numbers[slot, THRESHOLD]
-                    n_own = 0 if rank < 0 else 1 if following < 0 else 2
-                    record["alike"] = (own if code == WEIGHTED_OVERLAP else float(n_own)) / whole
-                    # Where the similarity hangs on the message as a whole, any word of it asks for the full test.
-                    others = ~np.uint64(0)
-                    if is_simple:
-                        others = np.uint64(0)
-                        for place in range(n_words):
-                            if place != rank and (following < 0 or place != following):
-                                others |= signature(tokens[place])
-                    record["others"] = others
-                    record["rank"] = rank
-                    record["next"] = following if is_paired else ANY
-                end += 1
+        if n_words > MAX_WORDS:
+            end = with_posting(columns, end, s, slot, EVERY, ANY, np.inf, is_geographic)
+            continue
+        for rank in range(n_words - 1, NONE - 1, -1):
+            if rank < 1 or not pays_in_pairs(s, slot, rank, shares, is_geographic, max_dist, space_box):
+                radius = radius_of(s, slot, total(weights[: rank + 1]), rank + 1, max_dist)
+                end = with_posting(columns, end, s, slot, rank, ANY, radius, is_geographic)
+                continue
+            for following in range(rank - 1, ALONE - 1, -1):
+                rest = weights[rank] + total(weights[: following + 1])
+                radius = radius_of(s, slot, rest, following + 2, max_dist)
+                end = with_posting(columns, end, s, slot, rank, following, radius, is_geographic)
     return end
 
 
 @kernel
-def is_first_here(s: Any, slot: int, record: Any, has_word: Any) -> bool:
-    """Whether it is this posting that proposes its subscription to a message."""
+def with_posting(
+    columns: Any, end: int, s: Any, slot: int, rank: int, following: int, radius: float, is_geographic: bool
+) -> int:
+    """Fill in a posting, unless no message can be near enough; return where the next one goes."""
+    first, second, boxes, posting_slots, scored = columns
+    if radius < 0.0 or first.size == 0:
+        return end + (radius >= 0.0)
     start = s.token_offsets[slot]
-    rank = s.token_offsets[slot + 1] - start - 1
-    while rank >= 0 and not has_word[s.token_ids[start + rank]]:
-        rank -= 1
-    if rank != record["rank"]:
-        return False
-    if record["next"] == ANY:
-        return True
-    following = rank - 1
-    while following >= 0 and not has_word[s.token_ids[start + following]]:
-        following -= 1
-    return following == record["next"]
+    tokens = s.token_ids[start : s.token_offsets[slot + 1]]
+    weights = s.token_weights[start : s.token_offsets[slot + 1]]
+    numbers = s.numbers[slot]
+    first[end] = tokens[rank] if rank >= 0 else NO_WORD
+    second[end] = tokens[following] if following >= 0 else NO_WORD
+    west, south, east, north = circle_box(is_geographic, numbers[X], numbers[Y], radius)
+    if is_geographic and (west <= -180.0 or east >= 180.0):
+        # What meets the antimeridian goes on behind it; one box serves both sides.
+        west = -180.0
+        east = 180.0
+    boxes[end, 0] = west
+    boxes[end, 1] = south
+    boxes[end, 2] = east
+    boxes[end, 3] = north
+    posting_slots[end] = slot
+    record = scored[end]
+    record["x"] = numbers[X]
+    record["y"] = numbers[Y]
+    record["blend_weight"] = numbers[BLEND_WEIGHT]
+    record["threshold"] = numbers[THRESHOLD]
+    record["rank"] = rank
+    record["next"] = following
+    n_own = 0
+    shared = 0.0
+    n_others = 0
+    for place in range(tokens.size):
+        if place in (rank, following):
+            n_own += 1
+            shared += weights[place]
+        elif n_others < MAX_OTHERS:
+            record["others"][n_others] = tokens[place]
+            n_others += 1
+    code = s.similarities[slot]
+    is_simple = code in (WEIGHTED_OVERLAP, OVERLAP)
+    record["n_others"] = n_others if is_simple and n_own + n_others == tokens.size else UNKNOWN
+    record["alike"] = set_similarity(code, n_own, tokens.size, 0, shared, total(weights)) if is_simple else 0.0
+    return end + 1
 
 
 @kernel
-def judged(
-    record: Any, s: Any, messages: Any, slot: Any, row: int, bits: Any, has_word: Any, is_geographic: bool, far: float
-) -> Any:
-    """Return whether a posting's subscription matches and is proposed here, its score and its distance.
+def shared_words(token_offsets: Any, token_ids: Any, token_weights: Any, slot: Any, has_word: Any) -> Any:
+    """Return the ranks of the first and the second shared word, the number and weight of all, and the whole weight."""
+    start = token_offsets[slot]
+    first = NONE
+    following = ALONE
+    count = 0
+    weight = 0.0
+    whole = 0.0
+    # In the order in which a score sums up.
+    for i in range(start, token_offsets[slot + 1]):
+        whole += token_weights[i]
+        if has_word[token_ids[i]]:
+            following = first
+            first = i - start
+            count += 1
+            weight += token_weights[i]
+    return first, following, count, weight, whole
 
-    `bits` is the signature of the message: where it has none of the other words, all that is shared is known.
-    """
-    if record["others"] & bits != 0:
-        if not is_first_here(s, slot, record, has_word):
-            return False, np.nan, np.nan
-        return verdict(s, messages, slot, row, is_geographic, far)
-    away = distance(is_geographic, record["x"], record["y"], messages.x[row], messages.y[row])
-    score = blend(record["blend_weight"], record["alike"], spatial_similarity(away, far))
-    return score >= record["threshold"], score, away
+
+@kernel
+def is_first_here(record: Any, first: int, following: int) -> bool:
+    """Whether it is this posting that proposes its subscription, given the first shared words."""
+    return record["rank"] == EVERY or (
+        record["rank"] == first and (record["next"] == ANY or record["next"] == following)
+    )
+
+
+@kernel
+def is_known(record: Any, has_word: Any) -> bool:
+    """Whether a message shares just the words that a posting speaks of, so that their similarity is known."""
+    is_alike = record["n_others"] != UNKNOWN
+    for i in range(record["n_others"]):
+        is_alike = is_alike and not has_word[record["others"][i]]
+    return is_alike
+
+
+@kernel
+def score_at(record: Any, alike: float, x: float, y: float, is_geographic: bool, max_dist: float) -> Any:
+    """Return the score of a message at a point, given the similarity of words, and its distance."""
+    away = distance(is_geographic, record["x"], record["y"], x, y)
+    return blend(record["blend_weight"], alike, spatial_similarity(away, max_dist)), away
+
+
+@kernel
+def weights_of_pair(s: Any, messages: Any, slot: Any, row: int) -> Any:
+    """Return the weights of the words that a subscription and a message share, and of all that they have."""
+    s_tokens = slice(s.token_offsets[slot], s.token_offsets[slot + 1])
+    m_tokens = slice(messages.token_offsets[row], messages.token_offsets[row + 1])
+    return shared_and_union_weight(
+        s.token_ids[s_tokens], s.token_weights[s_tokens], messages.token_ids[m_tokens], messages.token_weights[m_tokens]
+    )

@@ -74,18 +74,29 @@ def total(weights: Any) -> float:
 def textual_similarity(code: int, s_ids: Any, s_weights: Any, m_ids: Any, m_weights: Any) -> float:
     """Return one of the set similarities of STAMP, sections II and VI-A; 0 if no token is shared."""
     count = n_shared(s_ids, m_ids)
+    if code in (WEIGHTED_JACCARD, WEIGHTED_OVERLAP):
+        shared, whole = shared_and_union_weight(s_ids, s_weights, m_ids, m_weights)
+        if code == WEIGHTED_OVERLAP:
+            whole = total(s_weights)
+        return set_similarity(code, count, s_ids.size, m_ids.size, shared, whole)
+    return set_similarity(code, count, s_ids.size, m_ids.size, 0.0, 0.0)
+
+
+@kernel
+def set_similarity(code: int, count: int, n_tokens: int, n_m_tokens: int, shared: float, whole: float) -> float:
+    """Return a similarity from the numbers of tokens: shared, of the subscription, of the message; and from weights.
+
+    `whole` is the weight of the union for the weighted Jaccard similarity, of the subscription for the weighted overlap.
+    """
     if count == 0:
         return 0.0
     if code == OVERLAP:
-        return count / s_ids.size
+        return count / n_tokens
     if code == DICE:
-        return 2 * count / (s_ids.size + m_ids.size)
+        return 2 * count / (n_tokens + n_m_tokens)
     if code == COSINE:
-        return count / (math.sqrt(s_ids.size) * math.sqrt(m_ids.size))
-    shared, union = shared_and_union_weight(s_ids, s_weights, m_ids, m_weights)
-    if code == WEIGHTED_JACCARD:
-        return shared / union
-    return shared / total(s_weights)
+        return count / (math.sqrt(n_tokens) * math.sqrt(n_m_tokens))
+    return shared / whole
 
 
 @kernel
