@@ -25,6 +25,7 @@ STYLES = {
     "sp+hi": {"label": "SP+HI", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "sp+rp+hi": {"label": "SP+RP+HI", "color": "#009E73", "marker": "^"},
     "sp+rp+st+hi": {"label": "SP+RP+ST+HI", "color": "#0072B2", "marker": "s"},
+    "sp+rp+st+hi always": {"label": "SP+RP+ST+HI, always", "color": "#56B4E9", "marker": "P"},
 }
 
 

@@ -77,6 +77,7 @@ class Rules(NamedTuple):
 
     has_outer: bool  # messages from outside a region have lists of their own
     n_levels: int  # 1 if there are no further prefixes
+    chooses: bool  # whether further prefixes are read only if that costs less
     is_geographic: bool
     max_dist: float
 
@@ -336,7 +337,7 @@ def search_leaf(
             break
         next_key = (place + level + 1) << 32
         n_to_read = n_listed(store, next_key, probe.words)
-        if cost <= filter_cost(cost, n_open, n_to_read, store.totals[place + level + 1]):
+        if rules.chooses and cost <= filter_cost(cost, n_open, n_to_read, store.totals[place + level + 1]):
             break
         level += 1
         progress, n = read_level(
@@ -360,7 +361,7 @@ def answers(
     found: Any,
     counts: Any,
 ) -> Any:
-    """Return the buffer `found` with `row << 32 | slot`, and how much of it is filled (Algorithm 2).
+    """Return the buffer `found` with `row << 32 | slot`, ascending, and how much of it is filled (Algorithm 2).
 
     `counts` grows by the postings read and the subscriptions verified. `has_word` is False before and after,
     `progress_of` -1.
@@ -379,6 +380,7 @@ def answers(
             has_word[messages.token_ids[first + i]] = True
             weight += messages.token_weights[first + i]
         probe = Probe(messages.x[row], messages.y[row], words, n_words, weight)
+        first_found = n_found
         queue[0] = root
         n_queued = 1
         while n_queued > 0:
@@ -411,6 +413,8 @@ def answers(
                     n_found += 1
         for i in range(n_words):
             has_word[words[i]] = False
+        # In the order of columns, scores are computed faster.
+        found[first_found:n_found].sort()
     return found, n_found
 
 
@@ -420,6 +424,7 @@ class StampIndex(PublishedIndex):
     has_regions = True
     has_outer = False
     has_further = False
+    chooses = True
 
     def __init__(self, space: Space, vocabulary: Vocabulary):
         self._has_word = np.zeros(64, bool)
@@ -427,7 +432,7 @@ class StampIndex(PublishedIndex):
         self.n_verified = 0
         super().__init__(space, vocabulary)
         n_levels = LEVELS if self.has_further else 1
-        self._rules = Rules(self.has_outer, n_levels, self._is_geographic, space.max_dist)
+        self._rules = Rules(self.has_outer, n_levels, self.chooses, self._is_geographic, space.max_dist)
 
     def _clear(self) -> None:
         super()._clear()
@@ -571,3 +576,9 @@ class SpRpStHiIndex(StampIndex):
 
     has_outer = True
     has_further = True
+
+
+class AlwaysFurtherIndex(SpRpStHiIndex):
+    """The same with all spatio-textual prefixes read before anything is verified: ST of the paper's Figure 8."""
+
+    chooses = False

@@ -76,12 +76,16 @@ def _print_tables(seen: nc.Preview, threshold: float | None) -> None:
     histogram.columns[1].justify = "right"
     for one in seen.histogram:
         bar = "█" * -(-BAR_WIDTH * one.messages // max(most, 1))
-        histogram.add_row(f"{one.low:.4g} to {one.high:.4g}", f"{one.messages:,}", bar)
+        histogram.add_row(f"{_text(one.low)} to {_text(one.high)}", f"{one.messages:,}", bar)
     what = "threshold" if threshold is not None else "at least" if seen.measure == "score" else "within"
     cutoffs = Table(what, "messages", "", box=None, pad_edge=False)
     cutoffs.columns[1].justify = "right"
     for cutoff in seen.cutoffs:
-        cutoffs.add_row(f"{cutoff.at:.4g}", f"{cutoff.messages:,}", "← its own" if cutoff.at == threshold else "")
+        cutoffs.add_row(_text(cutoff.at), f"{cutoff.messages:,}", "← its own" if cutoff.at == threshold else "")
     for table in (histogram, cutoffs):
         output.print()
         output.print(table, highlight=False)
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
