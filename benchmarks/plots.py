@@ -45,7 +45,7 @@ def draw(sweep: dict[str, Any], path: Path) -> None:
     for axes in grid[-1]:
         axes.set_xlabel(sweep["x_label"])
     lines, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 3 * len(workloads)), frameon=False)
     rounds = f"median of {sweep['rounds']} rounds, bars from the fastest to the slowest"
     figure.suptitle(f"{sweep['title']}\n{sweep['setting']}\n{rounds}", fontsize=10)
     figure.savefig(path)
