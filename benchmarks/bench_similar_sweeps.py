@@ -36,8 +36,8 @@ class Extent(NamedTuple):
     messages: int
 
 
-QUICK = Extent(100_000, [100_000, 200_000, 500_000, 1_000_000], messages=40)
-FULL = Extent(1_000_000, [2_000_000, 4_000_000, 6_000_000, 8_000_000, 10_000_000], messages=40)
+QUICK = Extent(100_000, [100_000, 200_000, 500_000, 1_000_000], messages=10)
+FULL = Extent(1_000_000, [2_000_000, 4_000_000, 6_000_000, 8_000_000, 10_000_000], messages=20)
 
 
 def sweeps(extent: Extent) -> dict[str, Sweep]:

@@ -25,6 +25,7 @@ STYLES = {
     "sp+hi": {"label": "SP+HI", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "sp+rp+hi": {"label": "SP+RP+HI", "color": "#009E73", "marker": "^"},
     "sp+rp+st+hi": {"label": "SP+RP+ST+HI", "color": "#0072B2", "marker": "s"},
+    "sp+rp+st+hi always": {"label": "SP+RP+ST+HI, always", "color": "#56B4E9", "marker": "P"},
 }
 
 
@@ -44,7 +45,7 @@ def draw(sweep: dict[str, Any], path: Path) -> None:
     for axes in grid[-1]:
         axes.set_xlabel(sweep["x_label"])
     lines, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 3 * len(workloads)), frameon=False)
     rounds = f"median of {sweep['rounds']} rounds, bars from the fastest to the slowest"
     figure.suptitle(f"{sweep['title']}\n{sweep['setting']}\n{rounds}", fontsize=10)
     figure.savefig(path)

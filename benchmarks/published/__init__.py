@@ -6,8 +6,10 @@ from published.ap_tree import ApTreeIndex
 from published.iq_tree import IqTreeIndex
 from published.rarest_list import RarestListIndex
 from published.rq_tree import RqTreeIndex
-from published.stamp import SpHiIndex, SpIndex, SpRpHiIndex, SpRpStHiIndex
+from published.stamp import AlwaysFurtherIndex, SpHiIndex, SpIndex, SpRpHiIndex, SpRpStHiIndex
 
 BOOLEAN_INDEXES = {"ap-tree": ApTreeIndex, "ril": RarestListIndex, "iq-tree": IqTreeIndex, "rq-tree": RqTreeIndex}
 SIMILAR_INDEXES = {"sp": SpIndex, "sp+hi": SpHiIndex, "sp+rp+hi": SpRpHiIndex, "sp+rp+st+hi": SpRpStHiIndex}
-PUBLISHED = BOOLEAN_INDEXES | SIMILAR_INDEXES
+# Without the choice by cost, to see what it brings.
+UNCHOSEN = {"sp+rp+st+hi always": AlwaysFurtherIndex}
+PUBLISHED = BOOLEAN_INDEXES | SIMILAR_INDEXES | UNCHOSEN

@@ -26,6 +26,7 @@ from nearcast.model import (
     TimeWindow,
     TopK,
 )
+from nearcast.preview import Bin, Cutoff, Preview
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 
@@ -34,11 +35,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Analyzer",
     "Anywhere",
+    "Bin",
     "Boolean",
     "Box",
     "Broker",
     "Circle",
     "CountWindow",
+    "Cutoff",
     "Delivery",
     "Explanation",
     "ExpressionError",
@@ -48,6 +51,7 @@ __all__ = [
     "Nearest",
     "Planar",
     "Polygon",
+    "Preview",
     "RejectedRowsError",
     "Rejection",
     "Similar",

@@ -45,6 +45,7 @@ from nearcast.model import (
     checked_id,
     of_settings,
 )
+from nearcast.preview import Preview, preview
 from nearcast.results.feeds import Feeds
 from nearcast.results.outcome import Outcome, deliveries, outcome
 from nearcast.results.standings import Entry
@@ -344,6 +345,51 @@ class Broker:
                 vocabulary=self.vocabulary,
                 space=self.space,
             )
+
+    def preview(
+        self, subscription: Subscription, sample: pa.Table | Sequence[Message], *, on_error: OnError = "raise"
+    ) -> Preview:
+        """Tell what a subscription would receive of a sample of messages, and with which thresholds how much.
+
+        Nothing is registered and nothing published. The answer is what a broker like this one would deliver if it held
+        this subscription alone, had an empty window, and took in the sample as one batch.
+
+        Parameters
+        ----------
+        sample : Arrow table or sequence of Message
+            As for `publish_batch`.
+        on_error : {"raise", "skip"}, default "raise"
+            With "raise" a bad row of the sample raises RejectedRowsError; with "skip" it is counted and passed over.
+
+        Examples
+        --------
+        >>> broker = Broker(space=Planar(0, 0, 10, 10, max_dist=10))
+        >>> sample = [Message(i, i, 0, "coffee sale" if i % 2 else "coffee") for i in range(5)]
+        >>> seen = broker.preview(Similar("ana", "coffee sale", at=(0, 0), threshold=0.8), sample)
+        >>> print(seen)
+        similar subscription 'ana' would have received 2 of 5 messages
+        >>> [(cutoff.at, cutoff.messages) for cutoff in seen.cutoffs if 0.6 <= cutoff.at <= 0.8]
+        [(0.6, 4), (0.65, 4), (0.7, 3), (0.75, 3), (0.8, 2)]
+        """
+        checked_choice("on_error", on_error, ON_ERROR)
+        _checked_type("subscription", subscription, Boolean, Similar, TopK, Nearest)
+        with self._lock:
+            vocabulary = self.vocabulary.copy()
+        trial = Broker(space=self.space, vocabulary=vocabulary, window=self.window, index="exhaustive")
+        trial.subscribe(subscription)
+        raw, rejections = trial._intake.checked(sample)
+        if rejections and on_error == "raise":
+            raise RejectedRowsError(rejections)
+        messages = trial._intake.columns(raw, 0)
+        received = trial._publish(messages, raw.ids.to_pylist(), raw.ids.type)
+        return preview(
+            subscription_id=subscription.id,
+            subscription=trial._book.columns,
+            messages=messages,
+            n_received=received.slots.size,
+            n_rejected=len(rejections),
+            space=self.space,
+        )
 
     def stats(self) -> Stats:
         """Return what the broker holds and has done."""

@@ -17,8 +17,8 @@ import oracle
 from nearcast.index.registry import INDEXES
 from nearcast.model import SIMILARITIES, Message, Planar, Similar
 from published import SIMILAR_INDEXES
-from published.stamp import filter_cost
 from published.stamp_bounds import LEVELS, RECORD, largest_similarity, prefixes
+from published.stamp_search import filter_cost
 
 # Figure 1: the tokens, heaviest first; each subscription: its tokens, delta, tau and SSIM to both messages.
 WEIGHTS = {

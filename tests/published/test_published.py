@@ -19,7 +19,7 @@ import strategies
 from nearcast.columns import deliveries_of_table
 from nearcast.index.registry import INDEXES
 from nearcast.model import KINDS, SIMILARITIES
-from published import BOOLEAN_INDEXES, PUBLISHED, SIMILAR_INDEXES
+from published import BOOLEAN_INDEXES, PUBLISHED
 from published.ap_build import Entries
 from published.ap_partitions import even_places, improve, keyword_partition, space_partition
 from published.entries import ENTRY
@@ -32,12 +32,12 @@ VARIANTS = {
     "ap-tree, all split and built anew": ("ap-tree", SMALL_NODES | {"published.ap_tree.STALE_DIVERGENCE": -1.0}),
     "iq-tree, small cells": ("iq-tree", {"published.iq_tree.CELL_COST": 1e-3}),
     "rq-tree, small cells": ("rq-tree", {"published.iq_tree.CELL_COST": 1e-3}),
-    **{f"{name}, small regions": (name, {"published.stamp.FANOUT": 2}) for name in SIMILAR_INDEXES if "hi" in name},
+    **{f"{name}, small regions": (name, {"published.stamp.FANOUT": 2}) for name in PUBLISHED if "hi" in name},
 }
 
 
 def kind_of(index):
-    return "similar" if index in SIMILAR_INDEXES else "boolean"
+    return "boolean" if index in BOOLEAN_INDEXES else "similar"
 
 
 @contextmanager

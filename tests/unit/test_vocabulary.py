@@ -98,3 +98,13 @@ def test_a_string_or_a_table_without_words_is_no_sample():
         nc.Vocabulary.fit(pa.table({"a": [1]}))
     with pytest.raises(nc.NearcastError, match="sample is 7; it must be a string or a list of keywords"):
         nc.Vocabulary.fit([7])
+
+
+def test_a_copy_admits_on_its_own():
+    vocabulary = nc.Vocabulary.fit(["rain in oslo"])
+    vocabulary.admit("wind")
+    copy = vocabulary.copy()
+    assert copy.to_table().equals(vocabulary.to_table(), check_metadata=True)
+    assert (copy.admit("fog"), vocabulary.admit("sun")) == (4, 4)
+    assert ("fog" in vocabulary, "sun" in copy) == (False, False)
+    assert copy.fingerprint(5) != vocabulary.fingerprint(5)

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 from rich.text import Text
 
 import nearcast as nc
-from nearcast.cli.files import FileRows, read_rows
+from nearcast.cli.files import read_rows, row_with_id
 from nearcast.cli.options import (
     MaxDist,
     Planar,
@@ -53,8 +52,8 @@ def explain(
     broker = broker_of(*options)
     message_rows = read_rows(messages)
     wanted, row = (
-        _row_with_id(subscriptions, read_rows(subscriptions), subscription),
-        _row_with_id(messages, message_rows, message),
+        row_with_id(subscriptions, read_rows(subscriptions), subscription),
+        row_with_id(messages, message_rows, message),
     )
     check_topk_has_window(wanted, broker)
     with compiled_kernels():
@@ -72,20 +71,6 @@ def explain(
     explanation = broker.explain(wanted["id"][0].as_py(), asked, is_published=is_published)
     output.print(f"[dim]message:[/] {shortened(words, 100)}", highlight=False, soft_wrap=True)
     output.print(Text(str(explanation)), highlight=False, soft_wrap=True)
-
-
-def _row_with_id(path: Path, rows: FileRows, wanted: str) -> pa.Table:
-    """Return the row with an id, which the command line can only give as a string; the last one if it repeats."""
-    if "id" not in rows.table.schema.names:
-        raise NearcastError(
-            f"{path}: its rows have the columns {', '.join(rows.table.schema.names)}; they also need id"
-        )
-    found = rows.table.filter(pc.equal(rows.table["id"].cast(pa.string()), wanted))
-    if not found.num_rows:
-        reasons = [rejection.reason for rejection in rows.rejections if str(rejection.id) == wanted]
-        why = f"its row could not be read: {reasons[0]}" if reasons else "no row has this id"
-        raise NearcastError(f"{path} has no {wanted!r}: {why}")
-    return found.slice(found.num_rows - 1)
 
 
 def _raise_rejection(path: Path, what: str, rejected: pa.Table) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -70,6 +71,20 @@ def read_rows(path: Path) -> FileRows:
             return FileRows(table, range(table.num_rows), [])
     except (pa.ArrowException, OSError, EOFError) as error:
         raise NearcastError(f"{path} could not be read as {kind}: {error}") from error
+
+
+def row_with_id(path: Path, rows: FileRows, wanted: str) -> pa.Table:
+    """Return the row with an id, which the command line can only give as a string; the last one if it repeats."""
+    if "id" not in rows.table.schema.names:
+        raise NearcastError(
+            f"{path}: its rows have the columns {', '.join(rows.table.schema.names)}; they also need id"
+        )
+    found = rows.table.filter(pc.equal(rows.table["id"].cast(pa.string()), wanted))
+    if not found.num_rows:
+        reasons = [rejection.reason for rejection in rows.rejections if str(rejection.id) == wanted]
+        why = f"its row could not be read: {reasons[0]}" if reasons else "no row has this id"
+        raise NearcastError(f"{path} has no {wanted!r}: {why}")
+    return found.slice(found.num_rows - 1)
 
 
 def renumbered(rejected: pa.Table, numbers: Sequence[int]) -> list[Rejection]:

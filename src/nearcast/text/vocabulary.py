@@ -7,6 +7,7 @@ admitted at run time, behind the fitted ones and with a document frequency of 0.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -83,6 +84,10 @@ class TokenNumbers:
         self._classes = scan.character_classes(analyzer.split == "words")
         self._numbers_of_chunk: dict[bytes, tuple[int, ...]] = {}
         self._numbers_of_keyword: dict[str, tuple[int, ...]] = {}
+
+    def copy(self) -> TokenNumbers:
+        """Return the same numbers, to be continued apart."""
+        return TokenNumbers(self.analyzer, self.tokens)
 
     def admit(self, token: str) -> int:
         """Return the number of a token, a new one if it has none yet."""
@@ -262,6 +267,13 @@ class Vocabulary:
     def admit(self, token: str) -> int:
         """Return the id of a token, a new one if it was never met."""
         return self._numbers.admit(token)
+
+    def copy(self) -> Vocabulary:
+        """Return a vocabulary that is the same now; what one of them admits later, the other does not know."""
+        result = copy.copy(self)
+        result._numbers = self._numbers.copy()
+        result._fingerprints = self._fingerprints.copy()
+        return result
 
     def document_frequency(self, token: str) -> int:
         """Return in how many messages of the sample a token occurs."""
