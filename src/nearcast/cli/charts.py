@@ -76,6 +76,7 @@ def draw(lines: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
     figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, linespacing=1.6)
+    figure.supxlabel("number of the batch, and when it was done (UTC)", fontsize=9)
     grid = figure.add_gridspec(n_rows, 2)
     for number, (name, panel) in enumerate(panels):
         is_alone = number == len(panels) - 1 and number % 2 == 0
