@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import subprocess
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -32,10 +32,8 @@ def ended(process):
     try:
         yield process
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 
