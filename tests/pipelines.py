@@ -1,5 +1,6 @@
 """A stream of message files and change files, and what an embedded broker delivers for it, batch by batch."""
 
+import json
 import os
 import random
 from pathlib import Path
@@ -81,6 +82,22 @@ class Scenario:
                 pq.write_table(table, file)
                 # Spark takes files in order of their time.
                 os.utime(file, (1_000_000 + number, 1_000_000 + number))
+
+    def as_taken(self, state):
+        """The same scenario, divided into batches as a pipeline took it.
+
+        A failure between two of Spark's own files makes it put the files of two batches into one, and a message may
+        then come with other changes; but all come once, and in order.
+        """
+        lines = map(json.loads, (state / "metrics.jsonl").read_text().splitlines())
+        counts = {line["batch"]: (line["changes"], line["messages"]) for line in lines if line["batch"] >= 0}
+        waiting = [[row for batch in self.batches for row in batch[kind]] for kind in (0, 1)]
+        self.batches = []
+        for number in sorted(counts):
+            self.batches.append([rows[:n] for rows, n in zip(waiting, counts[number], strict=True)])
+            waiting = [rows[n:] for rows, n in zip(waiting, counts[number], strict=True)]
+        assert waiting == [[], []]
+        return self
 
     def expected(self):
         """The deliveries of an embedded broker, by batch, and its subscriptions in the end."""

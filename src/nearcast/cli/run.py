@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,7 +65,9 @@ def run(
         try:
             start(described, on_batch=told).awaitTermination()
         except PySparkException as error:
-            raise NearcastError(f"the pipeline stopped: {error}; run it again and it goes on where it was") from error
+            raise NearcastError(
+                f"the pipeline stopped: {cause(error)}; run it again and it goes on where it was"
+            ) from error
         finally:
             if (spark := SparkSession.getActiveSession()) is not None:
                 spark.stop()
@@ -75,3 +78,9 @@ def run(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def cause(error: Exception) -> str:
+    """Return what Nearcast or the system said, if that is somewhere in an error of Spark; else all of it."""
+    said = re.findall(r"\b(?:NearcastError|StorageError|OSError|IOException): (.+?)(?: SQLSTATE.*)?$", str(error), re.M)
+    return str(said[-1]) if said else str(error)

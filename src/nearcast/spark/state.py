@@ -140,9 +140,12 @@ class Folder:
         folder = self._snapshots(shard) / f"{batch:010d}"
         try:
             broker.save(folder)
-        except StorageError:
+        except StorageError as failure:
             # A worker that was given up may have been writing the same; what counts is that one of them is whole.
-            read_state(folder)
+            try:
+                read_state(folder)
+            except StorageError:
+                raise failure from None
 
     def open_shard(self, shard: int, batch: int) -> tuple[Broker, int]:
         """Return a shard as it was after a batch or, if that was not kept, after the latest one before it."""
@@ -192,7 +195,14 @@ class Folder:
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add a line about a batch."""
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
+            end = file.tell()
+            try:
+                file.write(json.dumps(metrics) + "\n")
+                file.flush()
+            except OSError:
+                # On a full disk, half a line would spoil the next one.
+                file.truncate(end)
+                raise
 
     def bytes_of(self, parts: Iterable[str] = ("inputs", "shards")) -> int:
         """Return how much the state takes on disk."""
