@@ -111,6 +111,7 @@ class Scenario:
                 elif change in broker:
                     broker.unsubscribe(change)
             by_batch[number] = sorted(found + rows(broker.publish_batch(messages)), key=repr)
+        self.ended = answers([broker])
         return by_batch, sorted(broker.ids())
 
 
@@ -133,6 +134,28 @@ def change_table(changes):
 
 def rows(table):
     return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def answers(brokers):
+    """The subscriptions of brokers, with the results of those that keep some."""
+    keeping = {
+        key: list(map(tuple, broker.results(key)))
+        for broker in brokers
+        for key in broker.ids("topk") + broker.ids("nearest")
+    }
+    return {key: None for broker in brokers for key in broker.ids()} | keeping
+
+
+def assert_ended_like(state, scenario):
+    """A pipeline ended with the deliveries and the state of an undisturbed broker."""
+    from nearcast.spark.shards import shard_after
+    from nearcast.spark.state import Folder
+
+    expected, _ = scenario.as_taken(state).expected()
+    assert delivered(state) == expected
+    folder = Folder(state)
+    shards = [shard_after(folder, shard, max(expected)) for shard in range(folder.plan().shards)]
+    assert answers(shards) == scenario.ended
 
 
 def delivered(state):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import Scenario, delivered
+from pipelines import Scenario, assert_ended_like
 
 # Bytes that are left when the disk is filled: what fails is an input, a delivery, a snapshot or Spark's own file.
 ROOMS = (0, 36864, 49152, 98304)
@@ -56,6 +56,7 @@ def in_small_disk(disk, command, **options):
     )
 
 
+@pytest.mark.cluster
 def test_the_disk_is_full_again_and_again(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -72,4 +73,4 @@ def test_the_disk_is_full_again_and_again(tmp_path):
     stops = [line for line in done.stdout.splitlines() if line.startswith("stopped")]
     assert len(stops) == len(ROOMS), done.stdout
     assert all("No space left on device" in stop and len(stop) < 400 for stop in stops), stops
-    assert delivered(tmp_path / "state") == scenario.as_taken(tmp_path / "state").expected()[0]
+    assert_ended_like(tmp_path / "state", scenario)
