@@ -7,8 +7,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-compiled test-nojit test-kafka lint check format soak bench-text bench-boolean \
-	bench-boolean-sweeps bench-similar bench-similar-sweeps lock clean
+.PHONY: help run demo setup test test-compiled test-nojit test-kafka test-cluster lint check format soak bench-text \
+	bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-nojit: .venv/dev.done  ## the tests of kernels again, as plain Python
 
 test-kafka: .venv/dev.done  ## the pipeline against a real Kafka; fetches it, and fails where it cannot
 	NEARCAST_KAFKA=needed $(BIN)/python -m pytest tests/spark/test_kafka.py
+
+test-cluster: .venv/dev.done  ## the stream on clusters whose executors are killed, and on a full disk; takes some minutes
+	$(BIN)/python -m pytest -m cluster tests/spark
 
 lint: .venv/dev.done  ## style, types and the direction of imports
 	$(BIN)/ruff format --check --quiet .

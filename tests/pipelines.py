@@ -1,5 +1,6 @@
 """A stream of message files and change files, and what an embedded broker delivers for it, batch by batch."""
 
+import json
 import os
 import random
 from pathlib import Path
@@ -82,6 +83,22 @@ class Scenario:
                 # Spark takes files in order of their time.
                 os.utime(file, (1_000_000 + number, 1_000_000 + number))
 
+    def as_taken(self, state):
+        """The same scenario, divided into batches as a pipeline took it.
+
+        A failure between two of Spark's own files makes it put the files of two batches into one, and a message may
+        then come with other changes; but all come once, and in order.
+        """
+        lines = map(json.loads, (state / "metrics.jsonl").read_text().splitlines())
+        counts = {line["batch"]: (line["changes"], line["messages"]) for line in lines if line["batch"] >= 0}
+        waiting = [[row for batch in self.batches for row in batch[kind]] for kind in (0, 1)]
+        self.batches = []
+        for number in sorted(counts):
+            self.batches.append([rows[:n] for rows, n in zip(waiting, counts[number], strict=True)])
+            waiting = [rows[n:] for rows, n in zip(waiting, counts[number], strict=True)]
+        assert waiting == [[], []]
+        return self
+
     def expected(self):
         """The deliveries of an embedded broker, by batch, and its subscriptions in the end."""
         broker = nc.Broker(space=SPACE, vocabulary=self.vocabulary(), window=self.window)
@@ -94,6 +111,7 @@ class Scenario:
                 elif change in broker:
                     broker.unsubscribe(change)
             by_batch[number] = sorted(found + rows(broker.publish_batch(messages)), key=repr)
+        self.ended = answers([broker])
         return by_batch, sorted(broker.ids())
 
 
@@ -116,6 +134,28 @@ def change_table(changes):
 
 def rows(table):
     return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def answers(brokers):
+    """The subscriptions of brokers, with the results of those that keep some."""
+    keeping = {
+        key: list(map(tuple, broker.results(key)))
+        for broker in brokers
+        for key in broker.ids("topk") + broker.ids("nearest")
+    }
+    return {key: None for broker in brokers for key in broker.ids()} | keeping
+
+
+def assert_ended_like(state, scenario):
+    """A pipeline ended with the deliveries and the state of an undisturbed broker."""
+    from nearcast.spark.shards import shard_after
+    from nearcast.spark.state import Folder
+
+    expected, _ = scenario.as_taken(state).expected()
+    assert delivered(state) == expected
+    folder = Folder(state)
+    shards = [shard_after(folder, shard, max(expected)) for shard in range(folder.plan().shards)]
+    assert answers(shards) == scenario.ended
 
 
 def delivered(state):

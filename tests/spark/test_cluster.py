@@ -16,14 +16,17 @@ import pytest
 
 from kafka import free_ports, wait_for_listener
 from nearcast.java import found_java
-from pipelines import Scenario, delivered
+from pipelines import Scenario, assert_ended_like
 from processes import finish, found_processes, start, wait_for
 
 SPARK_HOME = Path(pyspark.__file__).parent
 EXECUTOR = b"CoarseGrainedExecutorBackend"
 SETTINGS = json.dumps({"spark.ui.enabled": "false", "spark.executor.memory": "600m", "spark.executor.cores": "1"})
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="executors are found through /proc")
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="executors are found through /proc"),
+]
 
 
 @contextmanager
@@ -78,10 +81,9 @@ def test_a_standalone_cluster_loses_an_executor(tmp_path):
             assert len(executors) == 2
             os.kill(executors[0], signal.SIGKILL)
             finish(tmp_path, driver)
-    assert delivered(tmp_path / "state") == scenario.expected()[0]
+    assert_ended_like(tmp_path / "state", scenario)
 
 
-@pytest.mark.skipif("NEARCAST_CLUSTER" not in os.environ, reason="takes a minute; `make test-cluster` runs it")
 def test_a_cluster_in_one_driver_loses_executors_again_and_again(tmp_path):
     scenario = Scenario(tmp_path / "in", seed=62, n_batches=10, n_messages=20)
     driver = start(tmp_path, 62, "local-cluster[2,1,1024]", SETTINGS, **environment(tmp_path))
@@ -90,4 +92,4 @@ def test_a_cluster_in_one_driver_loses_executors_again_and_again(tmp_path):
             assert wait_for(tmp_path, driver, n_batches)
             os.kill(found_processes(EXECUTOR, {driver.pid})[0], signal.SIGKILL)
         finish(tmp_path, driver)
-    assert delivered(tmp_path / "state") == scenario.expected()[0]
+    assert_ended_like(tmp_path / "state", scenario)

@@ -53,7 +53,7 @@ def test_a_good_file(tmp_path):
     (tmp_path / "pipeline.toml").write_text(GOOD)
     pipeline = read_pipeline(tmp_path / "pipeline.toml")
     assert pipeline.state == tmp_path / "state"
-    assert pipeline.messages["path"] == str(tmp_path / "messages")
+    assert pipeline.messages["path"] == f"file://{tmp_path}/messages"
     assert pipeline.trigger == {"availableNow": True}
     assert (pipeline.shards, pipeline.window.size, pipeline.space.max_x) == (2, 100, 10)
     assert pipeline.spark == {"master": "local[1,4]", "spark.sql.shuffle.partitions": "3"}
@@ -70,7 +70,7 @@ kafka.security.protocol = "SSL"
 """
 
 
-def test_a_kafka_source_passes_on_what_is_for_kafka(tmp_path):
+def test_sources_elsewhere_are_told_as_they_stand(tmp_path):
     files = 'format = "json"\npath = "messages"\nfiles_per_batch = 1\n'
     assert files in GOOD
     (tmp_path / "pipeline.toml").write_text(GOOD.replace(files, KAFKA))
@@ -83,6 +83,8 @@ def test_a_kafka_source_passes_on_what_is_for_kafka(tmp_path):
         "kafka.security.protocol": "SSL",
         "kafka.fetch.max.bytes": 1000,
     }
+    (tmp_path / "pipeline.toml").write_text(GOOD.replace('path = "messages"', 'path = "hdfs://there/messages"'))
+    assert read_pipeline(tmp_path / "pipeline.toml").messages["path"] == "hdfs://there/messages"
     (tmp_path / "pipeline.toml").write_text(GOOD.replace(files, KAFKA.replace("latest", "later")))
     with pytest.raises(NearcastError, match=r"line 9: starting_offsets is 'later'; it must be 'earliest', 'latest' or"):
         read_pipeline(tmp_path / "pipeline.toml")

@@ -186,6 +186,8 @@ def test_what_makes_no_sense_is_refused(spark, tmp_path):
         started(spark, scenario, tmp_path / "state", shards=3)
     with pytest.raises(nc.NearcastError, match="shards is 0; it must be at least 1"):
         started(spark, scenario, tmp_path / "other", shards=0)
+    with pytest.raises(nc.NearcastError, match="state is 's3://bucket/state'; it must be a folder that every worker"):
+        started(spark, scenario, "s3://bucket/state")
     still = spark.read.parquet(str(scenario.folder / "messages"))
     with pytest.raises(nc.NearcastError, match=r"messages is no stream; .* use nearcast.spark.match"):
         stream(still, state=tmp_path / "other")

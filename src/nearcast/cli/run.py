@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -64,7 +65,9 @@ def run(
             query = start(described, on_batch=told)
             _await_end(query)
         except PySparkException as error:
-            raise NearcastError(f"the pipeline stopped: {error}; run it again and it goes on where it was") from error
+            raise NearcastError(
+                f"the pipeline stopped: {cause(error)}; run it again and it goes on where it was"
+            ) from error
         finally:
             if (spark := SparkSession.getActiveSession()) is not None:
                 spark.stop()
@@ -111,3 +114,9 @@ def progress_line(metrics: Mapping[str, Any]) -> str:
     if metrics["rejected"]:
         line += f"  [yellow]{metrics['rejected']:,} rejected[/]"
     return line
+
+
+def cause(error: Exception) -> str:
+    """Return what Nearcast or the system said, if that is somewhere in an error of Spark; else all of it."""
+    said = re.findall(r"\b(?:NearcastError|StorageError|OSError|IOException): (.+?)(?: SQLSTATE.*)?$", str(error), re.M)
+    return str(said[-1]) if said else str(error)

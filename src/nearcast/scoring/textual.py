@@ -86,7 +86,7 @@ def textual_similarity(code: int, s_ids: Any, s_weights: Any, m_ids: Any, m_weig
 def set_similarity(code: int, count: int, n_tokens: int, n_m_tokens: int, shared: float, whole: float) -> float:
     """Return a similarity from the numbers of tokens: shared, of the subscription, of the message; and from weights.
 
-    `whole` is the weight of the union for the weighted Jaccard similarity, of the subscription for the weighted overlap.
+    `whole` is the weight of the union for the weighted Jaccard similarity, else that of the subscription.
     """
     if count == 0:
         return 0.0

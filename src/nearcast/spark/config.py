@@ -192,7 +192,11 @@ class _Reader:
         if is_kafka:
             self.check_offsets(name, values.get("starting_offsets", "earliest"))
         if "path" in values:
-            values["path"] = str(self.path.parent / values["path"])
+            values["path"] = self.place(values["path"])
+
+    def place(self, path: str) -> str:
+        """Return where a path leads, as Spark is told: to a file beside the pipeline file, or to another system."""
+        return path if "://" in path else f"file://{(self.path.parent / path).absolute()}"
 
     def check_offsets(self, name: str, value: str) -> None:
         """Check where in its topics a stream begins: a word, or an object by topic and partition."""

@@ -90,17 +90,18 @@ def _of_records(records: DataFrame, schema: str) -> DataFrame:
 
 def _files(spark: SparkSession, reader: Any, settings: Mapping[str, Any], schema: str) -> DataFrame:
     """Return files as rows; lines of JSON that cannot be read keep their text in a column of their own."""
-    path, is_json = Path(settings["path"]), settings["format"] == "json"
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        raise NearcastError(f"{path} holds no files yet; at least one is needed, to know the columns")
-    found = spark.read.format(settings["format"]).load(str(path)).schema
+    path, is_json = settings["path"], settings["format"] == "json"
+    local = Path(path.removeprefix("file://"))
+    if path.startswith("file://") and (not local.exists() or (local.is_dir() and not any(local.iterdir()))):
+        raise NearcastError(f"{local} holds no files yet; at least one is needed, to know the columns")
+    found = spark.read.format(settings["format"]).load(path).schema
     if is_json:
         # Only ids may be of two types: what others are must not depend on a bad line.
         known = cast(T.StructType, T.StructType.fromDDL(f"{schema}, {UNREADABLE} string"))
         names = {*found.names, UNREADABLE}
         found = T.StructType([found[f.name] if f.name == "id" else f for f in known if f.name in names])
         reader = reader.option("columnNameOfCorruptRecord", UNREADABLE)
-    frame = reader.schema(found).format(settings["format"]).load(str(path))
+    frame = reader.schema(found).format(settings["format"]).load(path)
     line = F.to_json(F.struct(*(name for name in frame.columns if name != UNREADABLE))).cast("binary")
     if is_json:
         frame = frame.withColumn(UNREADABLE, F.col(UNREADABLE).cast("binary"))
@@ -134,5 +135,4 @@ def _sink(settings: Mapping[str, Any], deliveries: DataFrame, batch: int) -> Non
         rows = deliveries.select(key.alias("key"), value.alias("value"), headers.alias("headers"))
         rows.write.format("kafka").options(**_kafka_options(settings)).option("topic", settings["topic"]).save()
     else:
-        target = Path(settings["path"]) / f"batch={batch}"
-        deliveries.write.mode("overwrite").format(settings["format"]).save(str(target))
+        deliveries.write.mode("overwrite").format(settings["format"]).save(f"{settings['path']}/batch={batch}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from importlib.resources import files
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from nearcast.java import use_java
@@ -40,8 +40,7 @@ def session(
     Started by spark-submit, its master and its settings hold, whatever is given here. Workers run the Python of the
     driver, unless PYSPARK_PYTHON names another or `spark.archives` brings one along.
     """
-    # spark-submit has started its Java already, which says where it listens.
-    submitted = dict(SparkConf().getAll()) if "PYSPARK_GATEWAY_PORT" in os.environ else {}
+    submitted = _submitted_settings()
     master = submitted.get("spark.master") or master or DEFAULT_MASTER
     is_local = master.startswith("local")
     given = {**SETTINGS, **(LOCAL_SETTINGS if is_local else {}), **(settings or {}), **submitted}
@@ -55,3 +54,11 @@ def session(
     for key, value in given.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _submitted_settings() -> dict[str, str]:
+    """Return what spark-submit was told, if it started this process: its Java runs already and knows."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())

@@ -140,9 +140,12 @@ class Folder:
         folder = self._snapshots(shard) / f"{batch:010d}"
         try:
             broker.save(folder)
-        except StorageError:
+        except StorageError as failure:
             # A worker that was given up may have been writing the same; what counts is that one of them is whole.
-            read_state(folder)
+            try:
+                read_state(folder)
+            except StorageError:
+                raise failure from None
 
     def open_shard(self, shard: int, batch: int) -> tuple[Broker, int]:
         """Return a shard as it was after a batch or, if that was not kept, after the latest one before it."""

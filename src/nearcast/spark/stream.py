@@ -78,6 +78,8 @@ def stream(
         raise NearcastError("messages is no stream; for a DataFrame as it is use nearcast.spark.match")
     if snapshot_every < 1:
         raise NearcastError(f"snapshot_every is {snapshot_every}; it must be at least 1")
+    if "://" in str(state):
+        raise NearcastError(f"state is {str(state)!r}; it must be a folder that every worker sees among its files")
     folder = Folder(Path(state).absolute())
     subscribers = {id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
     if len(subscribers) > 1:
@@ -91,7 +93,8 @@ def stream(
         _process(folder, size, shards, (), on_batch, first, FIRST, spark=messages.sparkSession)
     rows = _rows(messages, changes)
     writer = rows.writeStream.foreachBatch(partial(_process, folder, size, shards, sinks, on_batch))
-    writer = writer.option("checkpointLocation", str(folder.path / "checkpoint"))
+    # Named in full: on a cluster, plain paths may mean another file system.
+    writer = writer.option("checkpointLocation", f"file://{folder.path}/checkpoint")
     return (writer.trigger(**trigger) if trigger else writer).start()
 
 
@@ -130,7 +133,7 @@ def _process(
     reports = sorted(Report(*row) for row in tasks.collect())
     matched = time.perf_counter()
     for sink in sinks:
-        sink(spark.read.parquet(str(folder.path / "deliveries" / f"batch={batch}")), batch)
+        sink(spark.read.parquet(f"file://{folder.path}/deliveries/batch={batch}"), batch)
     sunk = time.perf_counter()
     folder.collect_garbage(batch - 1)
     state_bytes = size.bytes()
