@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nearcast.columns import THRESHOLD, MessageColumns, SubscriptionColumns
-from nearcast.kernels.verify import BOOLEAN, NEAREST, SIMILAR, verify
+from nearcast.kernels.verify import BOOLEAN, NEAREST, SIMILAR, verdicts
 from nearcast.model import KINDS, Geographic, Id, Kind, Space
 
 N_BINS = 10
@@ -70,7 +70,7 @@ def preview(
     n = messages.x.size
     kind = int(subscription.kinds[0])
     rows, slots = np.arange(n), np.zeros(n, np.int64)
-    is_match, scores, distances = verify(
+    is_match, scores, distances = verdicts(
         subscription, messages, slots, rows, isinstance(space, Geographic), space.max_dist
     )
     histogram: tuple[Bin, ...] = ()

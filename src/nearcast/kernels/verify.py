@@ -81,6 +81,19 @@ def verdict(s: Any, m: Any, slot: int, row: int, is_geographic: bool, max_dist: 
 
 
 @kernel
+def verdicts(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geographic: bool, max_dist: float) -> Any:
+    """Return for each pair what `verdict` says of it."""
+    is_match = np.zeros(slots.size, np.bool_)
+    scores = np.empty(slots.size, np.float64)
+    distances = np.empty(slots.size, np.float64)
+    for pair in range(slots.size):
+        is_match[pair], scores[pair], distances[pair] = verdict(
+            subscriptions, messages, slots[pair], rows[pair], is_geographic, max_dist
+        )
+    return is_match, scores, distances
+
+
+@kernel
 def verified(subscriptions: Any, messages: Any, pairs: Any, is_geographic: bool, max_dist: float) -> Any:
     """Return the slots of the pairs that match, their rows, scores and distances; those are empty if all would be NaN.
 

@@ -89,3 +89,35 @@ def _disjoint(boxes: Any) -> Any:
         boxes = boxes[:1].copy()
         boxes[0, 0] = -180
     return boxes
+
+
+def single_boxes(is_geographic: bool, shapes: Any, numbers: Any) -> Any:
+    """Return one box around each of many regions, float64 (n, 4).
+
+    Wider than a cover: what meets the antimeridian or a pole reaches around the globe.
+    """
+    boxes = numbers.copy()
+    is_circle = shapes == CIRCLE
+    if is_circle.any():
+        x, y, radius = numbers[is_circle, :3].T
+        boxes[is_circle] = np.stack(_circle_sides(is_geographic, x, y, radius), axis=1)
+    if is_geographic:
+        meets_the_seam = (boxes[:, 0] <= -180) | (boxes[:, 2] >= 180) | (boxes[:, 0] > boxes[:, 2])
+        meets_the_seam |= (boxes[:, 1] <= -90) | (boxes[:, 3] >= 90)
+        boxes[meets_the_seam, 0], boxes[meets_the_seam, 2] = -180, 180
+    boxes[shapes == ANYWHERE] = -np.inf, -np.inf, np.inf, np.inf
+    return boxes
+
+
+def _circle_sides(is_geographic: bool, x: Any, y: Any, radius: Any) -> tuple[Any, ...]:
+    if not is_geographic:
+        reach = radius + 4 * (np.spacing(radius) + np.spacing(np.maximum(np.maximum(abs(x), abs(y)), radius))) + TINY
+        return x - reach, y - reach, x + reach, y + reach
+    is_covered = radius < LARGEST_COVERED_RADIUS
+    angle = np.where(is_covered, radius + ROUNDING_MARGIN, HALF_CIRCUMFERENCE) / EARTH_RADIUS
+    height = np.degrees(angle)
+    holds_a_pole = (y - height <= -90) | (y + height >= 90)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        width = np.degrees(np.arcsin(np.minimum(1.0, np.sin(angle) / np.cos(np.radians(y))))) + REACH_MARGIN
+    width = np.where(holds_a_pole, 360.0, width)
+    return x - width, np.maximum(y - height, -90.0), x + width, np.minimum(y + height, 90.0)

@@ -1,0 +1,1 @@
+"""Which shard holds what? Subscriptions are placed by cost, and messages go where they might match."""

@@ -1,0 +1,24 @@
+"""Hash: subscriptions in turn, every message everywhere (DSkype, section 7.3.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.partition.postings import Postings
+from nearcast.partition.protocol import Partitioner
+
+
+class HashPartitioner(Partitioner):
+    """Shard = registration number mod shards: even by number whatever the subscriptions are, and nothing to learn."""
+
+    name = "hash"
+
+    def hit_shards(self, messages: MessageColumns) -> Any:
+        """Return all shards for every message."""
+        return np.ones((messages.x.size, self.n_shards), bool)
+
+    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Any) -> Any:  # noqa: ARG002
+        return (subscriptions.orders % self.n_shards)[postings.slots]

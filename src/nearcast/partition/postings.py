@@ -1,0 +1,160 @@
+"""What can hit a subscription: a word inside a box.
+
+A message can match a subscription only if it hits one of its postings: it has the word (any message has STAR), and
+its point lies in the box.
+
+    boolean   the rarest word of each clause, in the region; STAR for a clause without positive words
+    similar   the tokens that may be the first to match, heaviest first, each within the circle in which the
+              threshold can still be reached (STAMP, section III); STAR too where no shared word is needed
+    topk      the loose prefix (DSkype, definition 12): the tokens that may be the first to match of a message that
+              reaches the floor, each within the circle in which it can; all of them, anywhere, where the floor is 0
+    nearest   every token, anywhere
+
+Bounds are wider than the computed scores by MARGIN, so rounding loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD, SubscriptionColumns
+from nearcast.jit import kernel
+from nearcast.kernels.postings import STAR, two_rarest
+from nearcast.kernels.verify import BOOLEAN, NEAREST, SIMILAR
+from nearcast.model import Geographic, Space
+from nearcast.scoring.textual import COSINE, DICE, OVERLAP
+from nearcast.space.covers import single_boxes
+from nearcast.space.regions import ANYWHERE, CIRCLE
+
+MARGIN = 1e-9
+ANYWHERE_RADIUS = np.inf
+
+
+class Postings(NamedTuple):
+    """The postings of subscriptions; one that can never match has none."""
+
+    offsets: Any  # int64: ragged rows of
+    words: Any  # int32, STAR where every message will do
+    boxes: Any  # float64 (n, 4), infinite where anywhere will do
+
+    @property
+    def slots(self) -> Any:
+        """The subscription of each posting."""
+        return np.repeat(np.arange(self.offsets.size - 1), np.diff(self.offsets))
+
+
+def postings_of(
+    subscriptions: SubscriptionColumns,
+    word_counts: Any,
+    space: Space,
+    *,
+    floors: Any | None = None,
+    is_whole: bool = False,
+) -> Postings:
+    """Return the postings of subscriptions.
+
+    `word_counts` tells how frequent a word is, by token id. `floors` are scores that a message must reach to enter the
+    results of a top-k subscription, 0 if not given. With `is_whole` every word counts, not only those that are needed.
+    """
+    n = subscriptions.kinds.size
+    # Words that were admitted since the sample occur in none of its messages.
+    n_words = 1 + max(subscriptions.token_ids.max(initial=-1), subscriptions.required_ids.max(initial=-1))
+    counts = np.zeros(max(n_words, word_counts.size), np.int64)
+    counts[: word_counts.size] = word_counts
+    floors = np.zeros(n) if floors is None else np.asarray(floors, np.float64)
+    offsets, words, radii = _postings(subscriptions, counts, floors, space.max_dist, is_whole)
+    slots = np.repeat(np.arange(n), np.diff(offsets))
+    is_boolean = subscriptions.kinds[slots] == BOOLEAN
+    shapes = np.where(is_boolean, subscriptions.shapes[slots], np.where(np.isinf(radii), ANYWHERE, CIRCLE))
+    numbers = subscriptions.numbers[slots]
+    numbers[~is_boolean, 2] = radii[~is_boolean]
+    return Postings(offsets, words, single_boxes(isinstance(space, Geographic), shapes, numbers))
+
+
+@kernel
+def _postings(s: Any, counts: Any, floors: Any, max_dist: float, is_whole: bool) -> Any:
+    n = s.kinds.size
+    room = s.token_ids.size + s.required_ids.size + s.required_offsets.size + n
+    offsets = np.zeros(n + 1, np.int64)
+    words = np.empty(room, np.int32)
+    radii = np.full(room, ANYWHERE_RADIUS)
+    end = 0
+    for slot in range(n):
+        if s.kinds[slot] == BOOLEAN:
+            for clause in range(s.clause_offsets[slot], s.clause_offsets[slot + 1]):
+                required = s.required_ids[s.required_offsets[clause] : s.required_offsets[clause + 1]]
+                if is_whole and required.size > 0:
+                    words[end : end + required.size] = required
+                    end += required.size
+                else:
+                    words[end] = two_rarest(required, counts)[0]
+                    end += 1
+        else:
+            end = _add_blended(s, slot, floors[slot], max_dist, is_whole, words, radii, end)
+        offsets[slot + 1] = end
+    return offsets, words[:end].copy(), radii[:end].copy()
+
+
+@kernel
+def _add_blended(
+    s: Any, slot: int, floor: float, max_dist: float, is_whole: bool, words: Any, radii: Any, end: int
+) -> int:
+    """Add the postings of a subscription that has tokens; return where they end."""
+    kind = s.kinds[slot]
+    ids = s.token_ids[s.token_offsets[slot] : s.token_offsets[slot + 1]]
+    weights = s.token_weights[s.token_offsets[slot] : s.token_offsets[slot + 1]]
+    if kind == NEAREST:
+        words[end : end + ids.size] = ids
+        return end + ids.size
+    text_weight = s.numbers[slot, BLEND_WEIGHT] if kind == SIMILAR else 1.0 - s.numbers[slot, BLEND_WEIGHT]
+    wanted = (s.numbers[slot, THRESHOLD] if kind == SIMILAR else floor) - MARGIN
+    order = np.argsort(-weights, kind="mergesort")
+    whole = 0.0
+    for weight in weights:
+        whole += weight
+    left = whole
+    for i in range(ids.size):
+        alike = _text_upper_bound(s.similarities[slot], left / whole, ids.size - i, ids.size)
+        if kind != SIMILAR:
+            # The weights of a message are at most 1.
+            alike = left
+        radius = _radius(text_weight, alike, wanted, max_dist)
+        if radius >= 0 or is_whole:
+            words[end] = ids[order[i]]
+            radii[end] = max(0.0, radius)
+            end += 1
+        left -= weights[order[i]]
+    if kind == SIMILAR:
+        radius = _radius(text_weight, 0.0, wanted, max_dist)
+        if radius >= 0:
+            words[end] = STAR
+            radii[end] = radius
+            end += 1
+    return end
+
+
+@kernel
+def _text_upper_bound(similarity: int, weight_share: float, n_left: int, n_tokens: int) -> float:
+    """Return how alike the words can be if only the lightest `n_left` tokens, this share of the weight, can match."""
+    if similarity == OVERLAP:
+        return n_left / n_tokens
+    if similarity == DICE:
+        # 2 c / (n + |m|) with c matches in a message of at least c tokens.
+        return 2 * n_left / (n_tokens + n_left)
+    if similarity == COSINE:
+        return math.sqrt(n_left / n_tokens)
+    return min(1.0, weight_share)
+
+
+@kernel
+def _radius(text_weight: float, alike: float, wanted: float, max_dist: float) -> float:
+    """Return how far away a message may be whose words are so alike; negative if it can be nowhere."""
+    missing = wanted - text_weight * alike
+    if missing <= 0:
+        return ANYWHERE_RADIUS
+    if missing > 1.0 - text_weight:
+        return -1.0
+    return (1.0 - missing / (1.0 - text_weight)) * max_dist * (1.0 + MARGIN)

@@ -1,0 +1,68 @@
+"""Shards answer as one broker does: for every partitioner and kind, under churn, saving and opening.
+
+A partitioner that ships a message too little, or forgets what a new subscription needs to hear, shows here as a
+delivery that is missing; one that replicates carelessly as an answer that differs between replicas.
+"""
+
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+import nearcast as nc
+import oracle
+import strategies
+from nearcast.model import KINDS
+from nearcast.partition.registry import PARTITIONERS
+from sharded import Sharded
+
+pytestmark = pytest.mark.kernels
+
+
+def both(name, data, space, sample, window, kinds):
+    """The shards and the oracle, side by side, with the same first subscriptions."""
+    first = data.draw(st.lists(strategies.subscriptions(space, kinds), max_size=5))
+    first = list({s.id: s for s in first}.values())
+    observed = data.draw(st.lists(strategies.messages(space, with_ts=True), max_size=5))
+    n_shards = data.draw(st.integers(1, 5))
+    # Words get their ids from the sample, so that those of the observed messages do not come between.
+    words = [*sample, *(m.text for m in observed)]
+    shards = Sharded(name, space, nc.Vocabulary.fit(words), window, n_shards, first, observed)
+    expected = oracle.Oracle(space, oracle.Statistics.of(words), window)
+    for s in first:
+        expected.subscribe(s)
+    return shards, expected
+
+
+@pytest.mark.parametrize("name", PARTITIONERS)
+@pytest.mark.parametrize("kind", [*KINDS, "nearest, no window"])
+@given(data=st.data(), space=strategies.spaces, sample=strategies.samples)
+def test_shards_give_the_oracle_answer(kind, name, data, space, sample):
+    window = data.draw(strategies.windows) if kind in ("topk", "nearest") else None
+    kind = kind.removesuffix(", no window")
+    shards, expected = both(name, data, space, sample, window, (kind,))
+    for batch in data.draw(strategies.batches(space, with_ts=True, is_unique=True, max_batches=3)):
+        found = expected.publish_batch(batch)
+        assert shards.publish_batch(batch) == set(found)
+    if kind in ("topk", "nearest"):
+        for subscription_id in expected.registrations:
+            assert shards.results(subscription_id) == expected.results(subscription_id)
+
+
+@pytest.mark.parametrize("name", PARTITIONERS)
+@given(data=st.data(), space=strategies.spaces, sample=strategies.samples, window=st.none() | strategies.windows)
+def test_shards_follow_churn(name, data, space, sample, window):
+    kinds = KINDS if window else ("boolean", "similar", "nearest")
+    shards, expected = both(name, data, space, sample, window, kinds)
+    for batch in data.draw(strategies.batches(space, with_ts=True, is_unique=True, max_batches=4, max_size=4)):
+        for s in data.draw(st.lists(strategies.subscriptions(space, kinds), max_size=3)):
+            assert shards.subscribe(s) == set(expected.subscribe(s))
+        if expected.registrations and data.draw(st.booleans()):
+            gone = data.draw(st.sampled_from(sorted(expected.registrations)))
+            shards.unsubscribe(gone)
+            expected.unsubscribe(gone)
+        if data.draw(st.booleans()):
+            json.dumps(shards.partitioner.settings())
+            shards.reopen()
+        assert shards.publish_batch(batch) == set(expected.publish_batch(batch))
