@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 import nearcast
-from nearcast.cli import demo, doctor, explain, fit, match
+from nearcast.cli import demo, doctor, explain, fit, match, plan
 from nearcast.cli import run as run_pipeline
 from nearcast.cli.files import unfinished_files
 from nearcast.cli.show import errors
@@ -30,6 +30,7 @@ app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=match.EXAMPLES)(match.match)
 app.command(epilog=explain.EXAMPLES)(explain.explain)
 app.command(epilog=fit.EXAMPLES)(fit.fit)
+app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(epilog=run_pipeline.EXAMPLES)(run_pipeline.run)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 
