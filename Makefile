@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-compiled test-nojit test-kafka test-cluster lint check format soak bench-text \
+.PHONY: help run demo setup test test-answers test-others test-nojit test-kafka test-cluster lint check format soak bench-text \
 	bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps lock clean
 
 help:  ## list the targets
@@ -20,15 +20,23 @@ demo: run
 
 setup: .venv/dev.done  ## create .venv with everything for development
 
-test: test-compiled test-nojit  ## set up if needed, and run all tests: compiled, then with the JIT off
+test: .venv/dev.done  ## set up if needed, and run all tests: compiled, and with the JIT off
+	@rm -rf $(TEST_CACHE) .coverage .coverage.*
+	@echo "Running the tests, two groups at a time; a group is shown when it is done."
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-answers test-others test-nojit
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
 check: lint test  ## what must pass before a change lands
 
-test-compiled: .venv/dev.done
-	@rm -rf $(TEST_CACHE) .coverage .coverage.*
-	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/coverage run --parallel-mode -m pytest
+# Generated scenarios against the oracle.
+ANSWERS := tests/contract tests/published tests/partition
+
+test-answers: .venv/dev.done  ## the tests against the oracle
+	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/coverage run --parallel-mode -m pytest $(ANSWERS)
+
+test-others: .venv/dev.done  ## all other tests, with Spark
+	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/coverage run --parallel-mode -m pytest $(addprefix --ignore=,$(ANSWERS))
 
 test-nojit: .venv/dev.done  ## the tests of kernels again, as plain Python
 	HYPOTHESIS_PROFILE=nojit NUMBA_DISABLE_JIT=1 $(BIN)/coverage run --parallel-mode -m pytest -m kernels tests
