@@ -47,6 +47,8 @@ def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | N
         vocabulary=pipeline.vocabulary,
         window=pipeline.window,
         shards=pipeline.shards,
+        partitioner=pipeline.partitioner,
+        sample=None if pipeline.sample is None else _files(spark, spark.read, pipeline.sample, MESSAGE_SCHEMA),
         snapshot_every=pipeline.snapshot_every,
         sinks=[partial(_sink, settings) for settings in pipeline.sinks],
         trigger=pipeline.trigger or None,
