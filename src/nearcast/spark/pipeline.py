@@ -13,7 +13,7 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nearcast.errors import NearcastError
-from nearcast.spark.batch import id_type
+from nearcast.spark.build import id_type
 from nearcast.spark.config import KAFKA_PREFIX, Pipeline
 from nearcast.spark.session import session
 from nearcast.spark.shards import UNREADABLE

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from nearcast.errors import StorageError
-from nearcast.model import Id
+from nearcast.model import Id, Kind
 from nearcast.storage import State
 
-KEEPING = ("topk", "nearest")
+KEEPING: tuple[Kind, ...] = ("topk", "nearest")
 
 
 class Replicas:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from nearcast.broker import COMPILED_BOXES
-from nearcast.columns import SubscriptionColumns
+from nearcast.columns import RawMessages, SubscriptionColumns
 from nearcast.errors import NearcastError, Rejection, StorageError
 from nearcast.index.book import part_of
 from nearcast.index.compile import Parsed, compiled, compiled_boxes, parsed, taken
@@ -102,9 +102,14 @@ class Router:
             hears = _by_id(messages["id"], self.partitioner.message_shards(columns))
         return good, Routes(told, holds, hears), rejections
 
+    def checked(self, messages: pa.Table) -> tuple[RawMessages, list[Rejection]]:
+        """Return the good ones of some messages, and the bad ones with their reasons."""
+        return self._intake.checked(messages)
+
     def heard(self, messages: pa.Table) -> Any:
-        """Return which shards must hear each of some checked messages."""
-        return self.changed(pa.table({}), messages)[1].hears
+        """Return which shards must hear each of some checked messages; None if all hear all."""
+        hears = self.changed(pa.table({}), messages)[1].hears
+        return hears if len(hears) else None
 
     def _changed(self, changes: pa.Table) -> tuple[Any, Any, Any, list[Rejection]]:
         is_new = np.array([operation == SUBSCRIBE for operation in changes["op"].to_pylist()])

@@ -54,6 +54,7 @@ class Report(NamedTuple):
     deliveries: int
     rejected: int
     seconds: float
+    publish_seconds: float
     repeated: int
     worker_bytes: int
 
@@ -201,7 +202,7 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
     started = time.perf_counter()
     key = (folder.run(), number)
     shard, last = _brought_to(folder, number, batch - 1, _held.pop(key, None))
-    n_messages, deliveries, rejected = _taken_in(shard, folder, batch)
+    n_messages, deliveries, rejected, publish_seconds = _taken_in(shard, folder, batch)
     folder.write_table("deliveries", batch, f"{number:03d}", deliveries)
     if rejected:
         folder.write_table("rejected", batch, f"changes-{number:03d}", rejected_table(rejected))
@@ -214,7 +215,7 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
     repeated = batch - 1 - last
     seconds = time.perf_counter() - started
     counts = (len(shard.broker) - len(shard.replicas), n_messages, deliveries.num_rows, len(rejected))
-    return Report(number, *counts, seconds, repeated, _peak_bytes())
+    return Report(number, *counts, seconds, publish_seconds, repeated, _peak_bytes())
 
 
 def shard_after(folder: Folder, number: int, batch: int) -> Broker:
@@ -237,8 +238,11 @@ def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int]
 
 def _taken_in(
     shard: Shard, folder: Folder, batch: int, *, is_repeated: bool = False
-) -> tuple[int, pa.Table, list[Rejection]]:
-    """Make the changes of a batch that concern a shard, then publish the messages that it must hear."""
+) -> tuple[int, pa.Table, list[Rejection], float]:
+    """Make the changes of a batch that concern a shard, then publish the messages that it must hear.
+
+    Returns how many these are, the deliveries, bad changes, and how long publishing took.
+    """
     plan = folder.plan()
     broker, replicas = shard.broker, shard.replicas
     arrays, tables, _ = folder.read_input(batch)
@@ -260,11 +264,14 @@ def _taken_in(
     messages = tables["messages"]
     hears = routes.hears if routes is not None and len(routes.hears) else None
     heard = messages if hears is None else messages.filter(pa.array(hears[:, shard.number]))
+    publish_seconds = 0.0
     # Without a window only nearest subscriptions look back; others need not hear a message twice.
     if heard.num_rows and not (is_repeated and broker.window is None and not broker.stats().by_kind["nearest"]):
+        started = time.perf_counter()
         deliveries = broker.publish_batch(heard)
+        publish_seconds = time.perf_counter() - started
         tables_out.append(replicas.own(deliveries, messages["id"], hears))
-    return heard.num_rows, _stacked(tables_out, plan), rejected
+    return heard.num_rows, _stacked(tables_out, plan), rejected, publish_seconds
 
 
 def _own(changes: pa.Table, routes: Routes | None, shard: int, shards: int) -> tuple[pa.Table, Any, Any]:

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from nearcast.broker import Broker
 from nearcast.errors import NearcastError, StorageError
 from nearcast.model import Space, Window, as_settings, of_settings
-from nearcast.storage import MANIFEST, State, read_state, replaced_file, write_state
+from nearcast.storage import MANIFEST, Check, State, read_state, replaced_file, write_state
 from nearcast.text.vocabulary import Vocabulary
 
 FORMAT = "nearcast-pipeline-1"
@@ -189,7 +189,7 @@ class Folder:
             except StorageError:
                 raise failure from None
 
-    def open_shard(self, shard: int, batch: int) -> tuple[Broker, State | None, int]:
+    def open_shard(self, shard: int, batch: int, *, check: Check = "everything") -> tuple[Broker, State | None, int]:
         """Return a shard as it was after a batch or, if that was not kept, after the latest one before it.
 
         Beside it are its replicas, if any were kept, and the number of the batch.
@@ -197,7 +197,7 @@ class Folder:
         has_replicas = self.plan().partitioner != BY_HASH
         for number in self._kept_until(f"{shard:03d}", batch):
             try:
-                broker = Broker.open(self._snapshot(f"{shard:03d}", number))
+                broker = Broker.open(self._snapshot(f"{shard:03d}", number), check=check)
                 replicas = read_state(self._snapshot(f"{shard:03d}-replicas", number)) if has_replicas else None
             except StorageError:
                 # Cut off while it was written, or damaged since: an earlier one and the inputs give the same.

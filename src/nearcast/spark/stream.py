@@ -20,7 +20,7 @@ from nearcast.errors import NearcastError
 from nearcast.model import Geographic, Space, Window
 from nearcast.partition.registry import PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
-from nearcast.spark.batch import id_type
+from nearcast.spark.build import id_type
 from nearcast.spark.router import checked_partitioner
 from nearcast.spark.shards import Report, run_shard, write_input
 from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize
@@ -31,8 +31,8 @@ COUNTS = "messages long, changes long, rejected long, newest double"
 # What Spark tells of the file of a row, in the order in which rows are taken.
 PLACE = {"file_modification_time": "timestamp", "file_path": "string", "file_block_start": "long"}
 REPORT = (
-    "shard long, subscriptions long, messages long, deliveries long, rejected long, seconds double, repeated long, "
-    "worker_bytes long"
+    "shard long, subscriptions long, messages long, deliveries long, rejected long, seconds double, "
+    "publish_seconds double, repeated long, worker_bytes long"
 )
 
 
@@ -184,6 +184,7 @@ def _process(
         "sink_seconds": sunk - matched,
         "cleanup_seconds": finished - sunk,
         "shard_seconds": busy,
+        "shard_publish_seconds": [report.publish_seconds for report in reports],
         "shard_subscriptions": [report.subscriptions for report in reports],
         "shard_deliveries": [report.deliveries for report in reports],
         "balance": max(busy) * len(busy) / sum(busy),
