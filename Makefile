@@ -7,8 +7,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-answers test-others test-nojit test-kafka test-cluster lint check format soak bench-text \
-	bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps lock clean
+.PHONY: help run demo setup test test-answers test-others test-nojit test-kafka test-cluster lint check format soak \
+	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-spark bench-partition lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench-similar: .venv/dev.done  ## how fast similarity subscriptions are, beside 
 
 bench-similar-sweeps: .venv/dev.done  ## the sweeps of the STAMP paper against its filters, as plots; FULL=1 takes hours
 	$(BIN)/python benchmarks/bench_similar_sweeps.py $(if $(FULL),--full) $(OPTIONS)
+
+bench-spark: .venv/dev.done  ## the pipeline on Spark beside an embedded broker and a plain join
+	$(BIN)/python benchmarks/bench_spark.py $(OPTIONS)
 
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv

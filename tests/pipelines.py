@@ -20,10 +20,10 @@ def some_words(draw):
     return [WORDS[int(12 * draw.random() ** 2)] for _ in range(draw.randint(1, 3))]
 
 
-def subscription(draw, number):
+def subscription(draw, number, kinds=("boolean", "boolean", "similar", "topk", "nearest")):
     x, y = draw.randint(0, 10) / 10, draw.randint(0, 10) / 10
     words = some_words(draw)
-    kind = draw.choice(["boolean", "boolean", "similar", "topk", "nearest"])
+    kind = draw.choice(kinds)
     name = f"s{number}"
     if kind == "boolean":
         return nc.Boolean(name, words, within=nc.Circle(x, y, draw.choice([0.1, 0.3, 2])))
@@ -37,11 +37,23 @@ def subscription(draw, number):
 class Scenario:
     """Files for a stream, made of a seed: batch i is message file i and change file i."""
 
-    def __init__(self, folder: Path, *, seed: int, n_batches: int = 8, n_messages: int = 30, is_written: bool = True):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        n_batches: int = 8,
+        n_messages: int = 30,
+        has_window: bool = True,
+        is_written: bool = True,
+    ):
         draw = random.Random(seed)
         self.folder = folder
         self.window = draw.choice([nc.CountWindow(40), nc.TimeWindow(50)])
-        self.first = [subscription(draw, i) for i in range(40)]
+        kinds = ("boolean", "boolean", "similar", "topk", "nearest")
+        if not has_window:
+            self.window, kinds = None, ("boolean", "similar", "nearest")
+        self.first = [subscription(draw, i, kinds) for i in range(40)]
         self.batches = []
         n_subscriptions, n_published = 40, 0
         for _ in range(n_batches):
@@ -53,7 +65,7 @@ class Scenario:
                     # Some are new, some take the place of another.
                     number = n_subscriptions if draw.random() < 0.6 else draw.randrange(n_subscriptions)
                     n_subscriptions = max(n_subscriptions, number + 1)
-                    changes.append(subscription(draw, number))
+                    changes.append(subscription(draw, number, kinds))
             messages = [
                 nc.Message(
                     f"m{n_published + i}",
@@ -68,6 +80,10 @@ class Scenario:
             self.batches.append((changes, messages))
         if is_written:
             self._write()
+
+    def sample(self):
+        """Messages like those to come, as a table."""
+        return message_table([message for _, messages in self.batches[:2] for message in messages])
 
     def vocabulary(self):
         return nc.Vocabulary.fit(SAMPLE)

@@ -1,38 +1,114 @@
 """Spark batches give what a broker does: all kinds, any division of messages and subscriptions."""
 
+import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
-from nearcast.spark import fit, match
+from nearcast.partition.registry import PARTITIONERS
+from nearcast.spark import fit, match, plan
 from nearcast.subscription_tables import subscriptions_to_table
 from pipelines import SAMPLE, SPACE, Scenario, message_table, rows
 
 
-@pytest.mark.parametrize(("seed", "n_partitions", "shards"), [(11, 1, 1), (12, 3, 2), (13, 5, 3)])
-def test_a_batch_matches_what_a_broker_does(spark, tmp_path, seed, n_partitions, shards):
-    scenario = Scenario(tmp_path / "in", seed=seed)
-    messages = sorted((m for _, batch in scenario.batches for m in batch), key=lambda m: m.ts)
+def expected_results(scenario, messages):
+    """What an embedded broker gives in the end."""
+    broker = nc.Broker(space=SPACE, vocabulary=scenario.vocabulary(), window=scenario.window)
+    broker.subscribe(scenario.first)
+    stateless = {s.id for s in scenario.first if s.kind in ("boolean", "similar")}
+    expected = [row for row in rows(broker.publish_batch(messages)) if row[0] in stateless]
+    for key in broker.ids("topk") + broker.ids("nearest"):
+        expected += [tuple(delivery) for delivery in broker.results(key)]
+    return sorted(expected, key=repr)
+
+
+def settings(scenario, tmp_path, **others):
+    vocabulary, folder = scenario.vocabulary(), str(tmp_path)
+    return {"space": SPACE, "vocabulary": vocabulary, "window": scenario.window, "folder": folder, **others}
+
+
+def in_order(scenario):
+    return sorted((m for _, batch in scenario.batches for m in batch), key=lambda m: m.ts)
+
+
+@pytest.mark.parametrize(
+    ("seed", "n_partitions", "shards", "partitioner", "has_window"),
+    [
+        (11, 1, 1, "hash", True),
+        (12, 3, 2, "hash", True),
+        *((13 + place, 2, 3, name, place % 2 == 0) for place, name in enumerate(PARTITIONERS)),
+    ],
+)
+def test_a_batch_matches_what_a_broker_does(spark, tmp_path, seed, n_partitions, shards, partitioner, has_window):
+    scenario = Scenario(tmp_path / "in", seed=seed, has_window=has_window, is_written=False)
+    messages = in_order(scenario)
+    expected = expected_results(scenario, messages)
+    frame = spark.createDataFrame(message_table(messages)).repartition(n_partitions)
+    first = spark.createDataFrame(subscriptions_to_table(scenario.first))
+    planned = plan(
+        first, shards=shards, partitioner=partitioner, sample=frame.limit(50), **settings(scenario, tmp_path)
+    )
+    found = match(frame, planned)
+    assert sorted(map(tuple, found.collect()), key=repr) == expected
+    assert len(expected) > 200
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+def test_changes_are_those_of_a_stream_of_batches(spark, tmp_path, partitioner):
+    scenario = Scenario(tmp_path / "in", seed=21, is_written=False)
+    messages = in_order(scenario)
     broker = nc.Broker(space=SPACE, vocabulary=scenario.vocabulary(), window=scenario.window)
     broker.subscribe(scenario.first)
     expected = [
-        row
-        for row in rows(broker.publish_batch(messages))
-        if row[0] in {s.id for s in scenario.first if s.kind in ("boolean", "similar")}
+        (*row, number)
+        for number, start in enumerate(range(0, len(messages), 70))
+        for row in rows(broker.publish_batch(messages[start : start + 70]))
     ]
-    for key in broker.ids("topk") + broker.ids("nearest"):
-        expected += [tuple(delivery) for delivery in broker.results(key)]
-    frame = spark.createDataFrame(message_table(messages)).repartition(n_partitions)
     found = match(
-        frame,
+        # Some have the same time; what comes first then is the order of the DataFrame.
+        spark.createDataFrame(message_table(messages)),
         spark.createDataFrame(subscriptions_to_table(scenario.first)),
-        space=SPACE,
-        vocabulary=scenario.vocabulary(),
-        window=scenario.window,
-        shards=shards,
-        folder=str(tmp_path),
+        results="changes",
+        batch_size=70,
+        partitioner=partitioner,
+        **settings(scenario, tmp_path),
     )
+    assert found.columns == ["subscription", "message", "change", "score", "distance", "batch"]
     assert sorted(map(tuple, found.collect()), key=repr) == sorted(expected, key=repr)
-    assert len(expected) > 200
+    assert {row[2] for row in expected} == {1, -1}
+
+
+@pytest.mark.parametrize("partitioner", ["hash", "location"])
+def test_bad_rows_are_put_aside(spark, tmp_path, partitioner):
+    messages = spark.createDataFrame(
+        [("m1", 0.5, 0.5, "tea"), ("far", 7.0, 0.5, "tea"), ("m2", 0.1, 0.1, "tea")],
+        "id string, x double, y double, text string",
+    ).repartition(2)
+    kinds = [("a", "boolean", "tea", None), ("b", "boolean", "tea AND (", None), ("c", "nearest", "tea", 1)]
+    schema = "id string, kind string, text string, k long"
+    some = spark.createDataFrame(kinds, schema).selectExpr(
+        "id",
+        "kind",
+        "if(kind = 'boolean', text, null) expression",
+        "if(kind = 'boolean', null, text) text",
+        "k",
+        "if(kind = 'boolean', null, 0.5D) x",
+        "if(kind = 'boolean', null, 0.5D) y",
+    )
+    with pytest.raises(nc.NearcastError, match=r"b.*a word is missing before the expression ends"):
+        match(messages, some, space=SPACE, partitioner=partitioner)
+    with pytest.raises(nc.NearcastError, match="on_error is 'skip'; rejected must name a folder for the rows"):
+        match(messages, some, space=SPACE, on_error="skip")
+    with pytest.raises(nc.NearcastError, match="partitioner is 'random'; it must be one of hash, location"):
+        match(messages, some, space=SPACE, partitioner="random")
+    for results, expected in (("final", {("a", "m1"), ("a", "m2"), ("c", "m1")}), ("changes", None)):
+        place = tmp_path / results
+        options = {"on_error": "skip", "rejected": str(place), "partitioner": partitioner, "results": results}
+        found = match(messages, some, space=SPACE, **options).collect()
+        if expected:
+            assert {tuple(row)[:2] for row in found} == expected
+        told = [row for file in sorted(place.iterdir()) for row in pq.ParquetFile(file).read().to_pylist()]
+        assert [row["id"] for row in told] == ["far", "b"]
+        assert told[0]["reason"] == "x is 7.0; it must be between 0.0 and 1.0, the bounds of the space"
 
 
 def test_no_subscriptions_no_deliveries(spark):

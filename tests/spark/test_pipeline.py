@@ -57,6 +57,14 @@ def test_a_good_file(tmp_path):
     assert pipeline.trigger == {"availableNow": True}
     assert (pipeline.shards, pipeline.window.size, pipeline.space.max_x) == (2, 100, 10)
     assert pipeline.spark == {"master": "local[1,4]", "spark.sql.shuffle.partitions": "3"}
+    assert (pipeline.partitioner, pipeline.sample) == ("hash", None)
+    divided = GOOD.replace(
+        "[messages]", 'partitioner = "location"\n[sample]\nformat = "json"\npath = "old"\n[messages]'
+    )
+    (tmp_path / "pipeline.toml").write_text(divided)
+    pipeline = read_pipeline(tmp_path / "pipeline.toml")
+    assert pipeline.partitioner == "location"
+    assert pipeline.sample == {"format": "json", "path": f"file://{tmp_path}/old"}
 
 
 KAFKA = """\
@@ -96,6 +104,11 @@ def test_sources_elsewhere_are_told_as_they_stand(tmp_path):
         ('state = "state"', "state = 3", "line 2: state is 3; it must be text"),
         ('state = "state"\n', "", "line 1: state is missing in [pipeline]"),
         ('"available-now"', '"soon"', "line 3: trigger is 'soon'; it must be 'available-now' or like '5 seconds'"),
+        (
+            '"available-now"',
+            '"available-now"\npartitioner = "random"',
+            "line 4: partitioner is 'random'; it must be one of hash, location",
+        ),
         ("[messages]", "[mesages]", "line 5: [mesages] is not known; there are pipeline, messages,"),
         ('format = "json"\npath = "messages"', 'format = "xml"', "line 6: format is 'xml'; it must be one of parquet,"),
         ('path = "messages"\n', "", "line 5: path is missing in [messages]; json needs it"),

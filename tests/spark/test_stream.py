@@ -11,9 +11,23 @@ import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
+from nearcast.partition.registry import PARTITIONERS
 from nearcast.spark import stream
 from nearcast.spark.state import Folder
 from pipelines import SPACE, Scenario, delivered, started
+
+
+@pytest.mark.parametrize("partitioner", [name for name in PARTITIONERS if name != "hash"])
+def test_a_stream_delivers_what_a_broker_does_however_it_is_divided(spark, tmp_path, partitioner):
+    scenario = Scenario(tmp_path / "in", seed=10, n_batches=4, has_window=False)
+    told = []
+    options = {"partitioner": partitioner, "sample": spark.createDataFrame(scenario.sample())}
+    started(spark, scenario, tmp_path / "state", on_batch=told.append, **options).awaitTermination()
+    expected, ids = scenario.expected()
+    assert delivered(tmp_path / "state") == expected
+    assert told[-1]["subscriptions"] == len(ids)
+    with pytest.raises(nc.NearcastError, match=rf"partitioner is hash; the pipeline in .* was made for {partitioner}"):
+        started(spark, scenario, tmp_path / "state")
 
 
 @pytest.mark.parametrize(("seed", "shards"), [(1, 1), (2, 2), (3, 3)])
@@ -213,6 +227,8 @@ def test_what_makes_no_sense_is_refused(spark, tmp_path):
         started(spark, scenario, tmp_path / "state", shards=3)
     with pytest.raises(nc.NearcastError, match="shards is 0; it must be at least 1"):
         started(spark, scenario, tmp_path / "other", shards=0)
+    with pytest.raises(nc.NearcastError, match="partitioner is 'random'; it must be one of hash, location"):
+        started(spark, scenario, tmp_path / "other", partitioner="random")
     with pytest.raises(nc.NearcastError, match="state is 's3://bucket/state'; it must be a folder that every worker"):
         started(spark, scenario, "s3://bucket/state")
     still = spark.read.parquet(str(scenario.folder / "messages"))

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from nearcast.broker import Broker, OnError
-from nearcast.errors import NearcastError
-from nearcast.model import Kind, Space, Window
-from nearcast.spark.shards import shards_of
+from nearcast.broker import ON_ERROR, Broker, OnError
+from nearcast.errors import NearcastError, RejectedRowsError, Rejection
+from nearcast.model import Space, Window, checked_choice
+from nearcast.partition.registry import PartitionerName
+from nearcast.spark.build import Planned, check_place, id_type, plan, write_rejected
+from nearcast.spark.replicas import KEEPING, Replicas
+from nearcast.spark.router import Router
+from nearcast.spark.state import FIRST, Folder
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 
-KEEPING: tuple[Kind, ...] = ("topk", "nearest")
+Results = Literal["final", "changes"]
 SPARK_ID_TYPES = {"string": T.StringType(), "int64": T.LongType()}
 
 
@@ -47,137 +47,246 @@ def fit(messages: DataFrame, *, analyzer: Analyzer | None = None) -> Vocabulary:
 
 def match(
     messages: DataFrame,
-    subscriptions: DataFrame,
+    subscriptions: DataFrame | Planned,
     *,
+    results: Results = "final",
+    batch_size: int = 10_000,
     space: Space | None = None,
     vocabulary: Vocabulary | None = None,
     window: Window | None = None,
     shards: int = 2,
+    partitioner: PartitionerName = "hash",
+    sample: DataFrame | None = None,
     folder: str | None = None,
     on_error: OnError = "raise",
+    rejected: str | None = None,
 ) -> DataFrame:
     """Return a DataFrame of deliveries: which message reaches which subscription.
-
-    Boolean and similarity subscriptions are matched wherever the messages lie, without moving them. Top-k and nearest
-    ones give their final results, after all messages in order of `ts` (or, if they have none, of the DataFrame).
 
     Parameters
     ----------
     messages, subscriptions : DataFrame
-        With the columns that `Broker.publish_batch` and `Broker.subscribe` take.
+        With the columns that `Broker.publish_batch` and `Broker.subscribe` take. The subscriptions may also be what
+        `plan` returned, which has the settings of `space` to `folder` then.
+    results : {"final", "changes"}, default "final"
+        What top-k and nearest subscriptions give: what stands after all messages, or all that came and went. Changes
+        are those between batches of `batch_size` messages, as a stream of such batches would deliver them, and a column
+        `batch` says in which; boolean and similarity subscriptions have it then too. Messages are taken in order of
+        `ts` or, if they have none, of the DataFrame.
     space, vocabulary, window
         As for a Broker.
     shards : int, default 2
-        Among how many tasks top-k and nearest subscriptions are divided.
-    on_error : {"raise", "skip"}, default "raise"
-        Whether a bad message fails the job, with its id and the reason, or is left out.
+        Among how many brokers subscriptions are divided, each built by a task.
+    partitioner : {"hash", "location", ...}, default "hash"
+        How they are divided. By a hash, boolean and similarity subscriptions are not: one index serves every task.
+    sample : DataFrame, optional
+        Messages that the division is fitted to; the first of `messages` if it is left out.
     folder : path, optional
-        Where the index is written, one for all tasks of a machine; every worker must be able to reach it. A temporary
-        folder if it is left out, which serves on one machine and is removed when the driver ends.
+        Where the indexes are written, one for all tasks of a machine; every worker must be able to reach it. A
+        temporary folder if it is left out, which serves on one machine and is removed when the driver ends.
+    on_error : {"raise", "skip"}, default "raise"
+        Whether a bad row fails the job, with its id and the reason, or is put aside.
+    rejected : path, needed for on_error="skip"
+        A folder for the rows that are put aside, as Parquet files with `id` and `reason`: subscriptions when `match` is
+        called, messages when the deliveries are computed. It must be where every worker can write.
+
+    Boolean and similarity subscriptions are matched wherever the messages lie, without moving them.
     """
-    target = Path(folder or tempfile.gettempdir()) / f"nearcast-{uuid.uuid4().hex}"
-    if folder is None:
-        atexit.register(shutil.rmtree, target, ignore_errors=True)
-    table = subscriptions.toArrow()
-    settings = {"space": space, "vocabulary": vocabulary, "window": window}
+    checked_choice("results", results, ("final", "changes"))
+    checked_choice("on_error", on_error, ON_ERROR)
+    check_place(on_error, rejected)
+    if batch_size < 1:
+        raise NearcastError(f"batch_size is {batch_size}; it must be at least 1")
+    if isinstance(subscriptions, Planned):
+        planned = subscriptions
+    else:
+        planned = plan(
+            subscriptions,
+            space=space,
+            vocabulary=vocabulary,
+            window=window,
+            shards=shards,
+            partitioner=partitioner,
+            sample=messages if sample is None else sample,
+            folder=folder,
+            on_error=on_error,
+            rejected=rejected,
+        )
+    task = _Task(_delivery_schema(messages, planned), on_error, rejected)
+    if results == "changes":
+        task = task._replace(schema=T.StructType([*task.schema, T.StructField("batch", T.LongType())]))
+        return _in_order(messages, [planned.stateless, planned.keeping], batch_size, task)
     parts: list[DataFrame] = []
-    try:
-        is_keeping = pc.is_in(table["kind"], pa.array(KEEPING))
-        stateless, keeping = table.filter(pc.invert(is_keeping)), table.filter(is_keeping)
-        schema = _delivery_schema(messages, subscriptions)
-        if stateless.num_rows or not keeping.num_rows:
-            _save_broker(settings | {"window": None}, stateless, target / "all")
-            parts.append(messages.mapInArrow(partial(_matched, str(target / "all"), on_error, schema), schema))
-        if keeping.num_rows:
-            owners = shards_of(keeping["id"].to_pylist(), shards)
-            for shard in range(shards):
-                _save_broker(settings, keeping.filter(pa.array(owners == shard)), target / str(shard))
-            parts.append(_final_results(messages, str(target), shards, on_error, schema))
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
+    if planned.stateless:
+        parts.append(messages.mapInArrow(partial(_matched, planned.stateless, task), task.schema))
+    if planned.keeping:
+        # One of them tells of bad messages.
+        task = task._replace(rejected=None if parts else rejected)
+        parts.append(_in_order(messages, [planned.keeping], None, task))
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
-def _final_results(messages: DataFrame, target: str, shards: int, on_error: OnError, schema: T.StructType) -> DataFrame:
-    """Return the final results of all shards: each hears all messages, in order."""
+class _Task(NamedTuple):
+    """What every task must know."""
+
+    schema: T.StructType
+    on_error: OnError
+    rejected: str | None
+
+
+# --- matching
+
+
+def _matched(folder: Folder, task: _Task, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Match messages where they are, with the shards that must hear them."""
+    bad: list[Rejection] = []
+    for piece in rows:
+        found, rejections = _opened(folder.path).published(pa.Table.from_batches([piece]), task.on_error)
+        bad += rejections
+        yield from _as_batches(found, task.schema)
+    _tell_rejected(task, bad)
+
+
+class _Shards:
+    """All shards of a folder, in one process."""
+
+    def __init__(self, folder: Folder):
+        self.parts = [_opened_shard(folder, number) for number in range(folder.plan().shards)]
+        self.router = _opened_router(folder)
+
+    def published(self, messages: pa.Table, on_error: OnError) -> tuple[pa.Table, list[Rejection]]:
+        """Return what messages reach, and the bad ones."""
+        rejections: list[Rejection] = []
+        hears = None
+        if self.router is not None:
+            raw, rejections = self.router.checked(messages)
+            if rejections and on_error == "raise":
+                raise RejectedRowsError(rejections)
+            messages = messages.take(pa.array(raw.rows))
+            hears = self.router.heard(messages)
+        found = []
+        for number, (broker, replicas) in enumerate(self.parts):
+            heard = messages if hears is None else messages.filter(pa.array(hears[:, number]))
+            deliveries, bad = _published(broker, heard, on_error)
+            rejections += bad
+            found.append(replicas.own(deliveries, messages["id"], hears))
+        return pa.concat_tables([table for table in found if table.num_rows] or found[:1]), rejections
+
+
+def _in_order(messages: DataFrame, folders: Sequence[Folder | None], batch_size: int | None, task: _Task) -> DataFrame:
+    """Let every shard hear the messages in order; return its changes by batches, or what stands in the end."""
+    shards = [(folder, number) for folder in folders if folder is not None for number in range(folder.plan().shards)]
     order = ["ts", "row"] if "ts" in messages.columns else ["row"]
     numbered = messages.withColumn("row", F.monotonically_increasing_id())
-    copies = numbered.withColumn("shard", F.explode(F.array(*(F.lit(shard) for shard in range(shards)))))
-    grouped = copies.repartitionByRange(shards, "shard").sortWithinPartitions("shard", *order)
-    return grouped.mapInArrow(partial(_standing, target, on_error, schema), schema)
+    copies = numbered.withColumn("shard", F.explode(F.array(*(F.lit(place) for place in range(len(shards))))))
+    grouped = copies.repartitionById(len(shards), F.col("shard")).sortWithinPartitions(*order)
+    return grouped.mapInArrow(partial(_followed, shards, batch_size, task), task.schema)
 
 
-def _matched(
-    path: str, on_error: OnError, schema: T.StructType, rows: Iterator[pa.RecordBatch]
+def _followed(
+    shards: Sequence[tuple[Folder, int]], batch_size: int | None, task: _Task, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Match messages where they are."""
-    broker = _opened(path)
+    """Take in the messages of a shard."""
+    shard: tuple[Broker, Replicas, Router | None] | None = None
+    bad: list[Rejection] = []
+    for batch, piece in enumerate(_in_batches(rows, batch_size)):
+        place = piece["shard"][0].as_py()
+        if shard is None:
+            folder, number = shards[place]
+            shard = *_opened_shard(folder, number), _opened_router(folder)
+        broker, replicas, router = shard
+        messages, hears = piece.drop_columns(["shard", "row"]), None
+        rejections: list[Rejection] = []
+        if router is not None and router.window is None:
+            raw, rejections = router.checked(messages)
+            if rejections and task.on_error == "raise":
+                raise RejectedRowsError(rejections)
+            messages = messages.take(pa.array(raw.rows))
+            hears = router.heard(messages)
+        heard = messages if hears is None else messages.filter(pa.array(hears[:, number]))
+        deliveries, more = _published(broker, heard, task.on_error)
+        bad += rejections + more
+        if batch_size is not None:
+            own = replicas.own(deliveries, messages["id"], hears)
+            yield from _as_batches(own.append_column("batch", pa.repeat(batch, own.num_rows)), task.schema)
+    if shard is not None and batch_size is None:
+        yield from _standing(shard[0], shard[1], task.schema)
+    if shard is not None and place == 0:
+        _tell_rejected(task, bad)
+
+
+def _in_batches(rows: Iterator[pa.RecordBatch], size: int | None) -> Iterator[pa.Table]:
+    """Yield rows in tables of a size, the last one smaller; as they come if there is no size."""
+    waiting: list[pa.RecordBatch] = []
+    n_waiting = 0
     for piece in rows:
-        yield from _as_batches(_published(broker, piece, on_error), schema)
+        if size is None and piece.num_rows:
+            yield pa.Table.from_batches([piece])
+            continue
+        waiting.append(piece)
+        n_waiting += piece.num_rows
+        while size is not None and n_waiting >= size:
+            table = pa.Table.from_batches(waiting)
+            yield table.slice(0, size)
+            waiting = table.slice(size).to_batches()
+            n_waiting -= size
+    if n_waiting:
+        yield pa.Table.from_batches(waiting)
 
 
-def _standing(
-    target: str, on_error: OnError, schema: T.StructType, rows: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Take in the messages of the shards of a task, one shard after the other, and yield what stands in the end."""
-    brokers: dict[int, Broker] = {}
-    for piece in rows:
-        table = pa.Table.from_batches([piece])
-        for shard in table["shard"].unique().to_pylist():
-            if shard not in brokers:
-                for finished in brokers.values():
-                    yield from _results(finished, schema)
-                brokers = {shard: Broker.open(Path(target) / str(shard), check="sizes")}
-            of_shard = table.filter(pc.equal(table["shard"], shard))
-            _published(brokers[shard], of_shard.drop_columns(["shard", "row"]), on_error)
-    for finished in brokers.values():
-        yield from _results(finished, schema)
-
-
-def _published(broker: Broker, messages: Any, on_error: OnError) -> pa.Table:
+def _published(broker: Broker, messages: pa.Table, on_error: OnError) -> tuple[pa.Table, list[Rejection]]:
     if on_error == "raise":
-        return broker.publish_batch(messages)
-    deliveries, _ = broker.publish_batch(messages, on_error="skip")
-    return deliveries
+        return broker.publish_batch(messages), []
+    deliveries, bad = broker.publish_batch(messages, on_error="skip")
+    return deliveries, [Rejection(**row) for row in bad.to_pylist()]
 
 
-def _results(broker: Broker, schema: T.StructType) -> Iterator[pa.RecordBatch]:
+def _standing(broker: Broker, replicas: Replicas, schema: T.StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the results of a shard as they are now."""
     rows = [entry for kind in KEEPING for key in broker.ids(kind) for entry in broker.results(key)]
     if rows:
         columns = [list(column) for column in zip(*rows, strict=True)]
         names = ("subscription", "message", "change", "score", "distance")
-        yield from _as_batches(pa.table(dict(zip(names, columns, strict=True))), schema)
-
-
-def _save_broker(settings: dict[str, Any], subscriptions: pa.Table, path: Path) -> None:
-    broker = Broker(**settings)
-    broker.subscribe(subscriptions)
-    broker.save(path)
+        yield from _as_batches(replicas.own(pa.table(dict(zip(names, columns, strict=True)))), schema)
 
 
 @lru_cache(maxsize=4)
-def _opened(path: str) -> Broker:
-    return Broker.open(path, check="sizes")
+def _opened(path: Path) -> _Shards:
+    return _Shards(Folder(path))
 
 
-def _delivery_schema(messages: DataFrame, subscriptions: DataFrame) -> T.StructType:
+def _opened_shard(folder: Folder, number: int) -> tuple[Broker, Replicas]:
+    broker, replicas, _ = folder.open_shard(number, FIRST, check="sizes")
+    n_shards = folder.plan().shards
+    return broker, Replicas(n_shards) if replicas is None else Replicas.of_state(replicas, n_shards)
+
+
+def _opened_router(folder: Folder) -> Router | None:
+    divided = folder.plan()
+    state, _ = folder.open_router(FIRST)
+    return None if state is None else Router.of_state(state, divided.space, divided.window, divided.shards)
+
+
+# --- rows put aside
+
+
+def _tell_rejected(task: _Task, rejections: list[Rejection]) -> None:
+    """Write the bad messages of a task; a task that is repeated writes the same file."""
+    context = TaskContext.get()
+    if rejections and task.rejected is not None and context is not None:
+        write_rejected(task.rejected, f"messages-{context.partitionId():05d}", rejections)
+
+
+def _delivery_schema(messages: DataFrame, planned: Planned) -> T.StructType:
     return T.StructType(
         [
-            T.StructField("subscription", SPARK_ID_TYPES[id_type(subscriptions)]),
+            T.StructField("subscription", SPARK_ID_TYPES[planned.subscription_id]),
             T.StructField("message", SPARK_ID_TYPES[id_type(messages)]),
             T.StructField("change", T.ByteType()),
             T.StructField("score", T.DoubleType()),
             T.StructField("distance", T.DoubleType()),
         ]
     )
-
-
-def id_type(frame: DataFrame) -> str:
-    """Return what the ids of a DataFrame are: "string" or "int64"."""
-    if "id" not in frame.columns:
-        raise NearcastError(f"there are the columns {', '.join(frame.columns)}; 'id' is missing")
-    return "string" if isinstance(frame.schema["id"].dataType, T.StringType) else "int64"
 
 
 def _as_batches(table: pa.Table, schema: T.StructType) -> list[pa.RecordBatch]:

@@ -15,6 +15,9 @@ from typing import Any
 
 from nearcast.errors import NearcastError
 from nearcast.model import CountWindow, Geographic, Planar, Space, TimeWindow, Window
+from nearcast.partition.registry import PartitionerName
+from nearcast.spark.router import checked_partitioner
+from nearcast.spark.state import BY_HASH
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary
 
@@ -35,9 +38,10 @@ KAFKA_PREFIX = "kafka."
 OF_FILES = ("path", "files_per_batch")
 OF_KAFKA = ("servers", "topic", "starting_offsets", "rows_per_batch")
 TABLES: dict[str, Fields] = {
-    "pipeline": {"state": str, "shards": int, "snapshot_every": int, "trigger": str},
+    "pipeline": {"state": str, "shards": int, "partitioner": str, "snapshot_every": int, "trigger": str},
     "messages": SOURCE,
     "subscriptions": {"format": str, "path": str},
+    "sample": {"format": str, "path": str},
     "changes": SOURCE,
     "space": {
         "kind": str,
@@ -66,7 +70,9 @@ class Pipeline:
     space: Space
     window: Window | None
     vocabulary: Vocabulary
+    sample: Mapping[str, Any] | None = None
     shards: int = 2
+    partitioner: PartitionerName = "hash"
     snapshot_every: int = 20
     trigger: Mapping[str, Any] = field(default_factory=dict)
     sinks: tuple[Mapping[str, Any], ...] = ()
@@ -120,7 +126,9 @@ class _Reader:
             space=self.space(),
             window=self.window(),
             vocabulary=self.vocabulary(),
+            sample=self.source("sample"),
             shards=self.at_least_one("pipeline", main, "shards", 2),
+            partitioner=self.partitioner(main),
             snapshot_every=self.at_least_one("pipeline", main, "snapshot_every", 20),
             trigger=self.trigger(main),
             sinks=sinks,
@@ -170,7 +178,7 @@ class _Reader:
         if name not in self.content:
             return None
         values = self.table(name, needed=("format",))
-        formats = FILE_FORMATS if name == "subscriptions" else (*FILE_FORMATS, "kafka")
+        formats = FILE_FORMATS if name in ("subscriptions", "sample") else (*FILE_FORMATS, "kafka")
         self.check_place(name, values, formats)
         for key in ("files_per_batch", "rows_per_batch"):
             if key in values:
@@ -246,6 +254,12 @@ class _Reader:
             raise
         except NearcastError as error:
             raise self.fail(str(error), "text", next(iter(values))) from error
+
+    def partitioner(self, main: Mapping[str, Any]) -> Any:
+        try:
+            return checked_partitioner(main.get("partitioner", BY_HASH))
+        except NearcastError as error:
+            raise self.fail(str(error), "pipeline", "partitioner") from error
 
     def trigger(self, main: Mapping[str, Any]) -> dict[str, Any]:
         value = main.get("trigger")

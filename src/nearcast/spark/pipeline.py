@@ -13,7 +13,7 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nearcast.errors import NearcastError
-from nearcast.spark.batch import id_type
+from nearcast.spark.build import id_type
 from nearcast.spark.config import KAFKA_PREFIX, Pipeline
 from nearcast.spark.session import session
 from nearcast.spark.shards import UNREADABLE
@@ -47,6 +47,8 @@ def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | N
         vocabulary=pipeline.vocabulary,
         window=pipeline.window,
         shards=pipeline.shards,
+        partitioner=pipeline.partitioner,
+        sample=None if pipeline.sample is None else _files(spark, spark.read, pipeline.sample, MESSAGE_SCHEMA),
         snapshot_every=pipeline.snapshot_every,
         sinks=[partial(_sink, settings) for settings in pipeline.sinks],
         trigger=pipeline.trigger or None,

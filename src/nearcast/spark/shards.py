@@ -18,21 +18,31 @@ import pyarrow.compute as pc
 
 from nearcast import columns as arrow
 from nearcast.broker import ID_TYPES, Broker
-from nearcast.errors import Rejection
+from nearcast.errors import NearcastError, Rejection
 from nearcast.intake import Intake
 from nearcast.model import Id
-from nearcast.spark.state import FIRST, Folder, Plan
+from nearcast.spark.replicas import Replicas
+from nearcast.spark.router import SUBSCRIBE, UNSUBSCRIBE, Router, Routes
+from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
 from nearcast.text.vocabulary import Vocabulary
 
-SUBSCRIBE, UNSUBSCRIBE = "subscribe", "unsubscribe"
 OPERATIONS = (SUBSCRIBE, UNSUBSCRIBE)
 # A column of rows that a source could not read: their bytes, null for good rows.
 UNREADABLE = "unreadable"
 Checked = tuple[pa.Table, list[Rejection]]
-# Brokers that this process holds, with the batch they have taken in last. A process that did not do the batch before
-# repeats it; a broker that failed in the middle is not here.
-_held: dict[tuple[str, int], tuple[Broker, int]] = {}
+# Shards and routers that this process holds, with the batch they have taken in last. A process that did not do the
+# batch before repeats it; what failed in the middle is not here.
+_held: dict[tuple[str, int], tuple[Any, int]] = {}
+ROUTER = -1
 _is_frozen = False
+
+
+class Shard(NamedTuple):
+    """A broker with some of the subscriptions, and what other shards hold of these."""
+
+    number: int
+    broker: Broker
+    replicas: Replicas
 
 
 class Report(NamedTuple):
@@ -44,6 +54,7 @@ class Report(NamedTuple):
     deliveries: int
     rejected: int
     seconds: float
+    publish_seconds: float
     repeated: int
     worker_bytes: int
 
@@ -55,6 +66,13 @@ def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Tabl
     """
     good_messages, bad_messages = _readable(messages, partial(_checked_messages, folder.plan()))
     good_changes, bad_changes = _readable(changes, _checked_changes)
+    router = routed = None
+    if folder.plan().partitioner != BY_HASH:
+        rows = np.delete(np.arange(changes.num_rows), [rejection.row for rejection in bad_changes])
+        router = _router_after(folder, batch - 1)
+        good, routed, bad = _decided(folder, router, batch, good_changes, good_messages)
+        good_changes = good_changes.take(pa.array(good))
+        bad_changes = sorted([*bad_changes, *(each._replace(row=int(rows[each.row])) for each in bad)])
     for name, rows, rejections in (("messages", messages, bad_messages), ("changes", changes, bad_changes)):
         if rejections:
             folder.write_table("rejected", batch, name, rejected_table(rejections, rows))
@@ -64,8 +82,51 @@ def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Tabl
         "rejected": len(bad_messages) + len(bad_changes),
         "newest": _newest(good_messages),
     }
-    folder.write_input(batch, good_changes, good_messages, counts)
+    folder.write_input(batch, good_changes, good_messages, counts, routed and routed._asdict())
+    if router is not None:
+        _hold_router(folder, batch, router)
     return counts
+
+
+def _router_after(folder: Folder, batch: int) -> Router:
+    """Return the router as it is after a batch; this process holds it no more until it is told to."""
+    plan = folder.plan()
+    router, last = _held.pop((folder.run(), ROUTER), (None, batch + 1))
+    if router is None or last > batch or not all(map(folder.has_input, range(last + 1, batch + 1))):
+        state, last = folder.open_router(batch)
+        if state is None:
+            router = Router(plan.space, plan.window, folder.vocabulary(), plan.shards)
+        else:
+            router = Router.of_state(state, plan.space, plan.window, plan.shards)
+    assert isinstance(router, Router)
+    for missed in range(last + 1, batch + 1):
+        arrays, tables, _ = folder.read_input(missed)
+        _, again, _ = _decided(folder, router, missed, tables["changes"], tables["messages"])
+        if not again.is_same(Routes(**arrays)):
+            raise NearcastError(
+                f"the rows of batch {missed} of {folder.path} would be divided otherwise than they were"
+            )
+    return router
+
+
+def _hold_router(folder: Folder, batch: int, router: Router) -> None:
+    """Hold a router that has decided about a batch whose input is there, and keep it now and then."""
+    if batch % folder.plan().snapshot_every == 0 or batch == FIRST:
+        folder.save_router(batch, router.state())
+    _held[folder.run(), ROUTER] = router, batch
+
+
+def _decided(
+    folder: Folder, router: Router, batch: int, changes: pa.Table, messages: pa.Table
+) -> tuple[Any, Routes, list[Rejection]]:
+    """Let a router decide about the rows of a batch: which changes are good, where the rows go, which are bad."""
+    if batch > FIRST:
+        return router.changed(changes, messages)
+    name, sample = folder.plan().partitioner, folder.sample()
+    if not changes.num_rows or changes["op"].unique().to_pylist() == [SUBSCRIBE]:
+        return router.begin(name, changes, sample)
+    router.begin(name, pa.table({}), sample)
+    return router.changed(changes, messages)
 
 
 def rejected_table(rejections: Sequence[Rejection], rows: pa.Table | None = None) -> pa.Table:
@@ -135,72 +196,94 @@ def _checked_changes(changes: pa.Table) -> Checked:
     return changes.filter(pa.array(is_good)), rejections
 
 
-def run_shard(folder: Folder, shard: int, batch: int) -> Report:
+def run_shard(folder: Folder, number: int, batch: int) -> Report:
     """Take a batch into a shard and write what it delivers."""
     _freeze_once()
     started = time.perf_counter()
-    key = (folder.run(), shard)
-    broker, last = _brought_to(folder, shard, batch - 1, _held.pop(key, None))
-    n_messages, deliveries, rejected = _taken_in(broker, folder, shard, batch)
-    folder.write_table("deliveries", batch, f"{shard:03d}", deliveries)
+    key = (folder.run(), number)
+    shard, last = _brought_to(folder, number, batch - 1, _held.pop(key, None))
+    n_messages, deliveries, rejected, publish_seconds = _taken_in(shard, folder, batch)
+    folder.write_table("deliveries", batch, f"{number:03d}", deliveries)
     if rejected:
-        folder.write_table("rejected", batch, f"changes-{shard:03d}", rejected_table(rejected))
+        folder.write_table("rejected", batch, f"changes-{number:03d}", rejected_table(rejected))
     # Shards are kept at different times, so that no batch waits for all of them.
-    every = folder.plan().snapshot_every
-    if (batch + shard) % every == 0 or batch == FIRST:
-        folder.save_shard(shard, batch, broker)
-    _held[key] = broker, batch
+    plan = folder.plan()
+    if (batch + number) % plan.snapshot_every == 0 or batch == FIRST:
+        replicas = None if plan.partitioner == BY_HASH else shard.replicas.state()
+        folder.save_shard(number, batch, shard.broker, replicas)
+    _held[key] = shard, batch
     repeated = batch - 1 - last
     seconds = time.perf_counter() - started
-    counts = (len(broker), n_messages, deliveries.num_rows, len(rejected))
-    return Report(shard, *counts, seconds, repeated, _peak_bytes())
+    counts = (len(shard.broker) - len(shard.replicas), n_messages, deliveries.num_rows, len(rejected))
+    return Report(number, *counts, seconds, publish_seconds, repeated, _peak_bytes())
 
 
-def shard_after(folder: Folder, shard: int, batch: int) -> Broker:
+def shard_after(folder: Folder, number: int, batch: int) -> Broker:
     """Return a shard as it is after a batch, to be asked for results and explanations."""
-    return _brought_to(folder, shard, batch, None)[0]
+    return _brought_to(folder, number, batch, None)[0].broker
 
 
-def _brought_to(folder: Folder, shard: int, batch: int, held: tuple[Broker, int] | None) -> tuple[Broker, int]:
+def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int] | None) -> tuple[Shard, int]:
     """Return a shard as it is after a batch, and after which batch it was held or kept."""
-    broker, last = held or (None, batch + 1)
-    if broker is None or last > batch or not all(map(folder.has_input, range(last + 1, batch + 1))):
-        broker, last = folder.open_shard(shard, batch)
+    shard, last = held or (None, batch + 1)
+    if shard is None or last > batch or not all(map(folder.has_input, range(last + 1, batch + 1))):
+        broker, replicas, last = folder.open_shard(number, batch)
+        n_shards = folder.plan().shards
+        kept = Replicas(n_shards) if replicas is None else Replicas.of_state(replicas, n_shards)
+        shard = Shard(number, broker, kept)
     for missed in range(last + 1, batch + 1):
-        _taken_in(broker, folder, shard, missed, is_repeated=True)
-    return broker, last
+        _taken_in(shard, folder, missed, is_repeated=True)
+    return shard, last
 
 
 def _taken_in(
-    broker: Broker, folder: Folder, shard: int, batch: int, *, is_repeated: bool = False
-) -> tuple[int, pa.Table, list[Rejection]]:
-    """Make the changes of a batch that belong to a shard, then publish its messages."""
+    shard: Shard, folder: Folder, batch: int, *, is_repeated: bool = False
+) -> tuple[int, pa.Table, list[Rejection], float]:
+    """Make the changes of a batch that concern a shard, then publish the messages that it must hear.
+
+    Returns how many these are, the deliveries, bad changes, and how long publishing took.
+    """
     plan = folder.plan()
-    _, tables, _ = folder.read_input(batch)
+    broker, replicas = shard.broker, shard.replicas
+    arrays, tables, _ = folder.read_input(batch)
+    routes = Routes(**arrays) if arrays else None
     tables_out: list[pa.Table] = []
     rejected: list[Rejection] = []
-    for operation, changes in _runs(_own(tables["changes"], shard, plan.shards)):
-        if operation == SUBSCRIBE:
+    for is_new, changes, holds in _runs(*_own(tables["changes"], routes, shard.number, plan.shards)):
+        ids = changes["id"].to_pylist()
+        if is_new:
             answers, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
-            tables_out.append(answers)
+            replicas.take_in(shard.number, ids, changes["kind"].to_pylist(), holds)
+            tables_out.append(replicas.own(answers))
             rejected += [Rejection(**row) for row in bad.to_pylist()]
         else:
-            ids = dict.fromkeys(changes["id"].to_pylist())
             unknown = [subscription_id for subscription_id in ids if subscription_id not in broker]
             broker.unsubscribe([subscription_id for subscription_id in ids if subscription_id in broker])
+            replicas.forget(ids)
             rejected += [Rejection(0, unknown_id, "no subscription has this id") for unknown_id in unknown]
     messages = tables["messages"]
+    hears = routes.hears if routes is not None and len(routes.hears) else None
+    heard = messages if hears is None else messages.filter(pa.array(hears[:, shard.number]))
+    publish_seconds = 0.0
     # Without a window only nearest subscriptions look back; others need not hear a message twice.
-    if messages.num_rows and not (is_repeated and broker.window is None and not broker.stats().by_kind["nearest"]):
-        tables_out.append(broker.publish_batch(messages))
-    return messages.num_rows, _stacked(tables_out, plan), rejected
+    if heard.num_rows and not (is_repeated and broker.window is None and not broker.stats().by_kind["nearest"]):
+        started = time.perf_counter()
+        deliveries = broker.publish_batch(heard)
+        publish_seconds = time.perf_counter() - started
+        tables_out.append(replicas.own(deliveries, messages["id"], hears))
+    return heard.num_rows, _stacked(tables_out, plan), rejected, publish_seconds
 
 
-def _own(changes: pa.Table, shard: int, shards: int) -> pa.Table:
-    """Return the changes of a shard's own subscriptions."""
+def _own(changes: pa.Table, routes: Routes | None, shard: int, shards: int) -> tuple[pa.Table, Any, Any]:
+    """Return the changes that concern a shard, whether each is to be taken in, and which shards hold it."""
     if not changes.num_rows:
-        return changes
-    return changes.filter(pa.array(shards_of(changes["id"].to_pylist(), shards) == shard))
+        return changes, np.zeros(0, bool), np.zeros((0, shards), bool)
+    if routes is None:
+        rows = np.flatnonzero(shards_of(changes["id"].to_pylist(), shards) == shard)
+        changes = changes.take(pa.array(rows))
+        return changes, pc.equal(changes["op"], SUBSCRIBE).to_numpy(), np.zeros((rows.size, shards), bool)
+    rows = np.flatnonzero(routes.told[:, shard])
+    return changes.take(pa.array(rows)), routes.holds[rows, shard], routes.holds[rows]
 
 
 def shards_of(ids: Sequence[Id], shards: int) -> Any:
@@ -208,16 +291,18 @@ def shards_of(ids: Sequence[Id], shards: int) -> Any:
     return np.fromiter((zlib.crc32(str(value).encode()) % shards for value in ids), np.int64, len(ids))
 
 
-def _runs(changes: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield changes in order, as many of the same operation at once as there are."""
-    if not changes.num_rows:
-        return
-    operations = changes["op"].to_pylist()
+def _runs(changes: pa.Table, is_new: Any, holds: Any) -> Iterator[tuple[bool, pa.Table, Any]]:
+    """Yield changes in order, as many of the same operation and of different subscriptions at once as there are."""
+    seen: set[Id] = set()
     start = 0
-    for row in range(1, len(operations) + 1):
-        if row == len(operations) or operations[row] != operations[start]:
-            yield operations[start], changes.slice(start, row - start)
+    for row, key in enumerate(changes["id"].to_pylist() if changes.num_rows else []):
+        if key in seen or is_new[row] != is_new[start]:
+            yield bool(is_new[start]), changes.slice(start, row - start), holds[start:row]
+            seen.clear()
             start = row
+        seen.add(key)
+    if changes.num_rows:
+        yield bool(is_new[start]), changes.slice(start), holds[start:]
 
 
 def _stacked(tables: list[pa.Table], plan: Plan) -> pa.Table:

@@ -5,6 +5,8 @@
     checkpoint/                       Spark's own
     inputs/0000000012/                the changes of subscriptions and the messages of a batch, checked and in order
     shards/003/0000000010/            a shard as it was after a batch
+    shards/003-replicas/, router/     ... and, unless subscriptions are divided by a hash, what else is needed
+    sample.arrow                      messages that the router was fitted to
     deliveries/batch=12/003.parquet   what the shards delivered
     rejected/batch=12/*.parquet       rows that could not be taken in, with reasons
     metrics.jsonl                     a line for each batch
@@ -20,7 +22,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +33,19 @@ import pyarrow.parquet as pq
 from nearcast.broker import Broker
 from nearcast.errors import NearcastError, StorageError
 from nearcast.model import Space, Window, as_settings, of_settings
-from nearcast.storage import MANIFEST, State, read_state, replaced_file, write_state
+from nearcast.storage import MANIFEST, Check, State, read_state, replaced_file, write_state
 from nearcast.text.vocabulary import Vocabulary
 
 FORMAT = "nearcast-pipeline-1"
 # The batch of the subscriptions that are there before the stream begins.
 FIRST = -1
 KEPT_SNAPSHOTS = 2
+ROUTER = "router"
+# By a hash of the id: no router is needed, and every shard hears every message.
+BY_HASH = "hash"
+PLAIN_NAMES = ("shards", "snapshot_every", "subscription_id", "message_id", "partitioner")
+# What pipelines were made for that were made before there was a choice.
+DEFAULTS = {"partitioner": BY_HASH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ class Plan:
     snapshot_every: int
     subscription_id: str = "string"  # or "int64"
     message_id: str = "string"
+    partitioner: str = BY_HASH
 
 
 class Folder:
@@ -60,12 +69,15 @@ class Folder:
 
     # --- the pipeline itself
 
-    def create(self, plan: Plan, vocabulary: Vocabulary) -> None:
-        """Start a pipeline, or go on with the one that is there if it was made for the same."""
+    def create(self, plan: Plan, vocabulary: Vocabulary, sample: pa.Table | None = None) -> None:
+        """Start a pipeline, or go on with the one that is there if it was made for the same.
+
+        `sample` are messages that the division of subscriptions is fitted to; only a new pipeline needs them.
+        """
         told = _as_json(plan) | {"vocabulary": vocabulary.version}
         manifest = self.path / "PIPELINE.json"
         if manifest.exists():
-            known = json.loads(manifest.read_text())
+            known = DEFAULTS | json.loads(manifest.read_text())
             if known.get("format") != FORMAT:
                 raise StorageError(f"{manifest} has format {known.get('format')!r}; this version reads {FORMAT!r}")
             for name, value in told.items():
@@ -78,6 +90,10 @@ class Folder:
         else:
             self.path.mkdir(parents=True, exist_ok=True)
             vocabulary.save(self.path / "vocabulary.arrow")
+            if sample is not None:
+                with replaced_file(self.path / "sample.arrow") as unfinished, pa.OSFile(str(unfinished), "wb") as file:
+                    with pa.ipc.new_file(file, sample.schema) as writer:
+                        writer.write_table(sample)
             told = {"format": FORMAT, "run": uuid.uuid4().hex, **told}
         with replaced_file(manifest) as unfinished:
             unfinished.write_text(json.dumps(told, indent=1))
@@ -88,15 +104,24 @@ class Folder:
 
     def plan(self) -> Plan:
         """Return what the pipeline was made for."""
-        known = json.loads((self.path / "PIPELINE.json").read_text())
-        names = ("shards", "snapshot_every", "subscription_id", "message_id")
-        return Plan(of_settings(known["space"]), of_settings(known["window"]), *(known[name] for name in names))
+        known = DEFAULTS | json.loads((self.path / "PIPELINE.json").read_text())
+        return Plan(of_settings(known["space"]), of_settings(known["window"]), *(known[name] for name in PLAIN_NAMES))
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the vocabulary that the pipeline began with."""
+        return Vocabulary.open(self.path / "vocabulary.arrow")
+
+    def sample(self) -> pa.Table:
+        """Return the messages that the division of subscriptions is fitted to; there may be none."""
+        if not (self.path / "sample.arrow").exists():
+            return pa.table({})
+        with pa.OSFile(str(self.path / "sample.arrow"), "rb") as file:
+            return pa.ipc.open_file(file).read_all()
 
     def new_broker(self) -> Broker:
         """Return a shard that has seen nothing yet."""
         plan = self.plan()
-        vocabulary = Vocabulary.open(self.path / "vocabulary.arrow")
-        return Broker(space=plan.space, window=plan.window, vocabulary=vocabulary)
+        return Broker(space=plan.space, window=plan.window, vocabulary=self.vocabulary())
 
     # --- inputs
 
@@ -124,10 +149,17 @@ class Folder:
         folder = self.path / "deliveries" / f"batch={batch}"
         return all((folder / f"{shard:03d}.parquet").exists() for shard in range(self.plan().shards))
 
-    def write_input(self, batch: int, changes: pa.Table, messages: pa.Table, counts: Mapping[str, Any]) -> None:
-        """Keep the input of a batch."""
+    def write_input(
+        self,
+        batch: int,
+        changes: pa.Table,
+        messages: pa.Table,
+        counts: Mapping[str, Any],
+        routes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keep the input of a batch, with what a router says of its rows if there is one."""
         tables = {"changes": changes, "messages": messages}
-        write_state(self.input_folder(batch), State({}, tables, dict(counts)))
+        write_state(self.input_folder(batch), State(routes or {}, tables, dict(counts)))
 
     def read_input(self, batch: int) -> State:
         """Return the input of a batch."""
@@ -135,11 +167,21 @@ class Folder:
 
     # --- shards
 
-    def save_shard(self, shard: int, batch: int, broker: Broker) -> None:
-        """Keep a shard as it is after a batch."""
-        folder = self._snapshots(shard) / f"{batch:010d}"
+    def save_shard(self, shard: int, batch: int, broker: Broker, replicas: State | None = None) -> None:
+        """Keep a shard as it is after a batch, with its replicas if there is a router."""
+        if replicas is not None:
+            self._save(f"{shard:03d}-replicas", batch, lambda path: write_state(path, replicas))
+        # The broker comes last: where it is whole, the rest is.
+        self._save(f"{shard:03d}", batch, broker.save)
+
+    def save_router(self, batch: int, router: State) -> None:
+        """Keep the router as it is after a batch."""
+        self._save(ROUTER, batch, lambda path: write_state(path, router))
+
+    def _save(self, name: str, batch: int, write: Callable[[Path], None]) -> None:
+        folder = self._snapshot(name, batch)
         try:
-            broker.save(folder)
+            write(folder)
         except StorageError as failure:
             # A worker that was given up may have been writing the same; what counts is that one of them is whole.
             try:
@@ -147,38 +189,61 @@ class Folder:
             except StorageError:
                 raise failure from None
 
-    def open_shard(self, shard: int, batch: int) -> tuple[Broker, int]:
-        """Return a shard as it was after a batch or, if that was not kept, after the latest one before it."""
-        for number in sorted(self.snapshots(shard), reverse=True):
-            if number <= batch:
-                try:
-                    return Broker.open(self._snapshots(shard) / f"{number:010d}"), number
-                except StorageError:
-                    # Cut off while it was written, or damaged since: an earlier one and the inputs give the same.
-                    continue
-        return self.new_broker(), FIRST - 1
+    def open_shard(self, shard: int, batch: int, *, check: Check = "everything") -> tuple[Broker, State | None, int]:
+        """Return a shard as it was after a batch or, if that was not kept, after the latest one before it.
 
-    def snapshots(self, shard: int) -> list[int]:
-        """Return the batches after which a shard was kept."""
-        folder = self._snapshots(shard)
+        Beside it are its replicas, if any were kept, and the number of the batch.
+        """
+        has_replicas = self.plan().partitioner != BY_HASH
+        for number in self._kept_until(f"{shard:03d}", batch):
+            try:
+                broker = Broker.open(self._snapshot(f"{shard:03d}", number), check=check)
+                replicas = read_state(self._snapshot(f"{shard:03d}-replicas", number)) if has_replicas else None
+            except StorageError:
+                # Cut off while it was written, or damaged since: an earlier one and the inputs give the same.
+                continue
+            return broker, replicas, number
+        return self.new_broker(), None, FIRST - 1
+
+    def open_router(self, batch: int) -> tuple[State | None, int]:
+        """Return the router as it was after a batch or the latest one before it that was kept, None if none was."""
+        for number in self._kept_until(ROUTER, batch):
+            try:
+                return read_state(self._snapshot(ROUTER, number)), number
+            except StorageError:
+                continue
+        return None, FIRST - 1
+
+    def snapshots(self, name: str) -> list[int]:
+        """Return the batches after which something was kept."""
+        folder = self.path / "shards" / name
         return [int(entry.name) for entry in folder.iterdir()] if folder.exists() else []
 
     def collect_garbage(self, committed: int) -> None:
         """Remove snapshots and inputs that no restart needs; all batches up to `committed` are done for good."""
         oldest = committed
-        for shard in range(self.plan().shards):
-            kept = sorted(number for number in self.snapshots(shard) if number <= committed)[-KEPT_SNAPSHOTS:]
+        for name in self._names():
+            kept = sorted(number for number in self.snapshots(name) if number <= committed)[-KEPT_SNAPSHOTS:]
             oldest = min(oldest, kept[0] if len(kept) == KEPT_SNAPSHOTS else FIRST - 1)
-            for number in self.snapshots(shard):
+            for number in self.snapshots(name):
                 if kept and number < kept[0]:
-                    shutil.rmtree(self._snapshots(shard) / f"{number:010d}", ignore_errors=True)
+                    shutil.rmtree(self._snapshot(name, number), ignore_errors=True)
         inputs = self.path / "inputs"
         for entry in inputs.iterdir() if inputs.exists() else ():
             if int(entry.name) <= oldest:
                 shutil.rmtree(entry, ignore_errors=True)
 
-    def _snapshots(self, shard: int) -> Path:
-        return self.path / "shards" / f"{shard:03d}"
+    def _kept_until(self, name: str, batch: int) -> list[int]:
+        return sorted((number for number in self.snapshots(name) if number <= batch), reverse=True)
+
+    def _names(self) -> list[str]:
+        """Return the names of all that is kept after some of the batches."""
+        plan = self.plan()
+        names = [f"{shard:03d}" for shard in range(plan.shards)]
+        return names if plan.partitioner == BY_HASH else [*names, *(f"{name}-replicas" for name in names), ROUTER]
+
+    def _snapshot(self, name: str, batch: int) -> Path:
+        return self.path / "shards" / name / f"{batch:010d}"
 
     # --- what comes out
 
@@ -203,7 +268,7 @@ class Folder:
 
     def kept(self) -> list[Path]:
         """Return the folders of all inputs and snapshots."""
-        parents = [self.path / "inputs", *(self._snapshots(shard) for shard in range(self.plan().shards))]
+        parents = [self.path / "inputs", *(self.path / "shards" / name for name in self._names())]
         return [entry for parent in parents if parent.exists() for entry in parent.iterdir()]
 
 
@@ -230,6 +295,5 @@ def _bytes_of(path: Path) -> int:
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:
-    names = ("shards", "snapshot_every", "subscription_id", "message_id")
-    told: dict[str, Any] = {name: getattr(plan, name) for name in names}
+    told: dict[str, Any] = {name: getattr(plan, name) for name in PLAIN_NAMES}
     return told | {"space": as_settings(plan.space), "window": as_settings(plan.window)}

@@ -18,9 +18,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from nearcast.errors import NearcastError
 from nearcast.model import Geographic, Space, Window
-from nearcast.spark.batch import id_type
+from nearcast.partition.registry import PartitionerName
+from nearcast.partition.statistics import SAMPLE_SIZE
+from nearcast.spark.build import id_type
+from nearcast.spark.router import checked_partitioner
 from nearcast.spark.shards import Report, run_shard, write_input
-from nearcast.spark.state import FIRST, Folder, Plan, StateSize
+from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize
 from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
@@ -28,8 +31,8 @@ COUNTS = "messages long, changes long, rejected long, newest double"
 # What Spark tells of the file of a row, in the order in which rows are taken.
 PLACE = {"file_modification_time": "timestamp", "file_path": "string", "file_block_start": "long"}
 REPORT = (
-    "shard long, subscriptions long, messages long, deliveries long, rejected long, seconds double, repeated long, "
-    "worker_bytes long"
+    "shard long, subscriptions long, messages long, deliveries long, rejected long, seconds double, "
+    "publish_seconds double, repeated long, worker_bytes long"
 )
 
 
@@ -43,6 +46,8 @@ def stream(
     vocabulary: Vocabulary | None = None,
     window: Window | None = None,
     shards: int = 2,
+    partitioner: PartitionerName = "hash",
+    sample: DataFrame | None = None,
     snapshot_every: int = 20,
     sinks: Sequence[Sink] = (),
     trigger: Mapping[str, Any] | None = None,
@@ -64,7 +69,13 @@ def stream(
     space, vocabulary, window
         As for a Broker.
     shards : int, default 2
-        Among how many brokers the subscriptions are divided, by a hash of their ids. Each is a task.
+        Among how many brokers the subscriptions are divided. Each is a task.
+    partitioner : {"hash", "location", ...}, default "hash"
+        How they are divided; `nearcast.partition.registry` has all. Changes the time taken, never the answer. By a hash
+        of their ids, every shard hears every message; by others, without a window, only those that might match.
+    sample : DataFrame, optional
+        Messages that the division is fitted to, with the first subscriptions; read once, when the pipeline is made. A
+        hash needs none, others divide badly without.
     snapshot_every : int, default 20
         After how many batches a shard is saved; after a failure the batches behind it are repeated.
     sinks : functions of a DataFrame of deliveries and the number of the batch
@@ -81,6 +92,7 @@ def stream(
         raise NearcastError("messages is no stream; for a DataFrame as it is use nearcast.spark.match")
     if snapshot_every < 1:
         raise NearcastError(f"snapshot_every is {snapshot_every}; it must be at least 1")
+    checked_partitioner(partitioner)
     if "://" in str(state):
         raise NearcastError(f"state is {str(state)!r}; it must be a folder that every worker sees among its files")
     folder = Folder(Path(state).absolute())
@@ -88,8 +100,10 @@ def stream(
     if len(subscribers) > 1:
         raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
     space = Geographic() if space is None else space
-    plan = Plan(space, window, shards, snapshot_every, subscribers.pop(), id_type(messages))
-    folder.create(plan, Vocabulary() if vocabulary is None else vocabulary)
+    plan = Plan(space, window, shards, snapshot_every, subscribers.pop(), id_type(messages), partitioner)
+    is_new = not (folder.path / "PIPELINE.json").exists()
+    seen = sample.limit(SAMPLE_SIZE).toArrow() if sample is not None and is_new and partitioner != BY_HASH else None
+    folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, seen)
     size = StateSize(folder)
     if not folder.is_done(FIRST):
         first = None if subscriptions is None else _rows(None, subscriptions)
@@ -170,6 +184,7 @@ def _process(
         "sink_seconds": sunk - matched,
         "cleanup_seconds": finished - sunk,
         "shard_seconds": busy,
+        "shard_publish_seconds": [report.publish_seconds for report in reports],
         "shard_subscriptions": [report.subscriptions for report in reports],
         "shard_deliveries": [report.deliveries for report in reports],
         "balance": max(busy) * len(busy) / sum(busy),

@@ -1,0 +1,419 @@
+"""How fast is the pipeline on Spark? Beside an embedded broker, a plain join, and a clock.
+
+stream    batches through the stream, in turn with an embedded broker of two threads on the same tables
+join      the same matches from a plain join on cell and rarest keyword
+latency   from the arrival of a small file to its deliveries, at half of the load that can be sustained
+empty     a batch without messages, with four shards
+restart   a fresh process goes on with a full window: from its start to the first deliveries
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from rich.console import Console
+from rich.table import Table
+
+import nearcast as nc
+from inputs import SPACE, fitted, message_table, subscription_table
+from nearcast.spark import match, plan, session, stream
+from timing import spread
+from workloads import Workload, zipf
+
+N_WARM = 2
+# Cells of the join along each side of the unit square.
+N_CELLS = 32
+MASTER = "local[2,4]"
+MESSAGES = "id long, x double, y double, keywords array<string>"
+
+log = Console(stderr=True, log_path=False, soft_wrap=True).log
+
+
+class Figure(NamedTuple):
+    """A line of the result: a value for each round."""
+
+    what: str
+    values: list[float]
+    digits: int = 0
+
+
+def main() -> None:
+    """Measure, print a table, and write JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="(default: all)")
+    parser.add_argument("--subscriptions", type=int, default=100_000, help="(default %(default)s)")
+    parser.add_argument("--messages", type=int, default=20_000, help="messages of a batch (default %(default)s)")
+    parser.add_argument("--join-messages", type=int, default=2_000, help="messages of the join (default %(default)s)")
+    parser.add_argument("--window", type=int, default=100_000, help="messages of the window (default %(default)s)")
+    parser.add_argument("--shards", type=int, default=2, help="(default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
+    parser.add_argument("--small-batches", type=int, default=60, help="batches of 1,000 (default %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+    parser.add_argument("--go-on", metavar="FOLDER", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.go_on:
+        go_on(Path(options.go_on))
+        return
+    log("making messages and subscriptions")
+    bench = Bench(zipf(), options)
+    figures: list[Figure] = []
+    for part in options.parts:
+        with tempfile.TemporaryDirectory(prefix="nearcast-bench-") as folder:
+            figures += PARTS[part](bench, Path(folder))
+    print_table(figures, options)
+    if options.json:
+        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
+        rows = [{"what": figure.what, **spread(figure.values)._asdict()} for figure in figures]
+        Path(options.json).write_text(json.dumps(machine | {"options": vars(options), "rows": rows}, indent=1))
+
+
+class Bench:
+    """What the parts have in common."""
+
+    def __init__(self, workload: Workload, options: Any):
+        self.workload, self.options = workload, options
+        self.vocabulary = fitted(workload)
+        self.subscriptions = subscription_table(workload, workload.subscriptions(options.subscriptions))
+        self._spark: SparkSession | None = None
+
+    @property
+    def spark(self) -> SparkSession:
+        """A session that is started when it is needed first."""
+        if self._spark is None:
+            self._spark = session(MASTER, settings={"spark.driver.memory": "2g"})
+        return self._spark
+
+    def messages(self, n: int) -> pa.Table:
+        """Return so many messages."""
+        return message_table(self.workload, self.workload.stream(n))
+
+    def frame(self, table: pa.Table, path: Path) -> DataFrame:
+        """Return a table as a DataFrame of files."""
+        path.mkdir(parents=True)
+        step = -(-table.num_rows // 2)
+        for number in range(2):
+            pq.write_table(table.slice(number * step, step), path / f"{number}.parquet")
+        return self.spark.read.parquet(str(path))
+
+    def started(self, folder: Path, on_batch: Callable[[Any], None], **options: Any) -> Any:
+        """Start a stream over the files that come into a folder, one for each batch."""
+        (folder / "in").mkdir(parents=True, exist_ok=True)
+        reader = self.spark.readStream.schema(MESSAGES).option("maxFilesPerTrigger", 1)
+        first = None if (folder / "first").exists() else self.frame(self.subscriptions, folder / "first")
+        return stream(
+            reader.parquet(str(folder / "in")),
+            state=folder / "state",
+            subscriptions=first,
+            space=SPACE,
+            vocabulary=self.vocabulary,
+            on_batch=on_batch,
+            **{"shards": self.options.shards, **options},
+        )
+
+
+def arrive(folder: Path, number: int, table: pa.Table) -> float:
+    """Let a file of messages appear; return when."""
+    aside = folder / f"{number}.tmp"
+    pq.write_table(table, aside)
+    now = time.time()
+    os.utime(aside, (now, now))
+    aside.rename(folder / "in" / f"{number:06d}.parquet")
+    return time.perf_counter()
+
+
+# --- stream
+
+
+def stream_figures(bench: Bench, folder: Path) -> list[Figure]:
+    """Return the throughput of whole batches and of their matching, beside an embedded broker that takes turns."""
+    n, rounds = bench.options.messages, bench.options.rounds
+    table = bench.messages((N_WARM + rounds) * n)
+    batches = [table.slice(start, n) for start in range(0, len(table), n)]
+    log("stream: subscribing, embedded")
+    broker = nc.Broker(space=SPACE, vocabulary=bench.vocabulary.copy(), threads=2)
+    broker.subscribe(bench.subscriptions)
+    (folder / "in").mkdir()
+    for number, batch in enumerate(batches):
+        arrive(folder, number, batch)
+    seen: list[dict[str, Any]] = []
+    embedded: list[float] = []
+    counts: list[int] = []
+
+    def measured(metrics: Any) -> None:
+        if metrics["batch"] < 0:
+            log(f"stream: subscribed in {metrics['seconds']:.1f} s")
+            return
+        seen.append(metrics)
+        started = time.perf_counter()
+        counts.append(broker.publish_batch(batches[metrics["batch"]]).num_rows)
+        embedded.append(time.perf_counter() - started)
+
+    log("stream: batches")
+    query = bench.started(folder, measured, trigger={"availableNow": True})
+    query.awaitTermination()
+    progress = [p["durationMs"]["triggerExecution"] / 1e3 for p in query.recentProgress if p["numInputRows"]]
+    if [metrics["deliveries"] for metrics in seen] != counts:
+        raise SystemExit("the stream and the embedded broker have different deliveries")
+    seen, embedded, progress = seen[N_WARM:], embedded[N_WARM:], progress[N_WARM:]
+    matching = [max(metrics["shard_publish_seconds"]) for metrics in seen]
+    # The embedded broker ran inside the trigger.
+    whole = [total - other for total, other in zip(progress, embedded, strict=True)]
+    speeds = {"whole batches": whole, "tasks of the shards": [metrics["match_seconds"] for metrics in seen]}
+    stages = [
+        Figure(f"stream: {name}, s", [metrics[f"{name}_seconds"] for metrics in seen], 3)
+        for name in ("input", "match", "sink", "cleanup")
+    ]
+    busy = [sum(metrics["shard_publish_seconds"]) for metrics in seen]
+    return [
+        Figure("stream: deliveries a message", [sum(counts) / len(table)], 1),
+        Figure("embedded, two threads: messages/s", [n / taken for taken in embedded]),
+        *(Figure(f"stream, {name}: messages/s", [n / taken for taken in values]) for name, values in speeds.items()),
+        Figure("stream, matching: messages/s", [n / taken for taken in matching]),
+        Figure("stream, matching over embedded", [a / b for a, b in zip(embedded, matching, strict=True)], 2),
+        Figure("stream, whole batches over embedded", [a / b for a, b in zip(embedded, whole, strict=True)], 2),
+        Figure("stream: seconds of matching, all shards", busy, 3),
+        *stages,
+        Figure("stream: Spark around a batch, s", [a - m["seconds"] for a, m in zip(whole, seen, strict=True)], 3),
+    ]
+
+
+# --- join
+
+
+def join_figures(bench: Bench, folder: Path) -> list[Figure]:
+    """Return how long a plain join takes for what `match` does; both have the same matches, or the run stops."""
+    messages = bench.frame(bench.messages(bench.options.join_messages), folder / "messages")
+    subscriptions = bench.frame(bench.subscriptions, folder / "subscriptions")
+    log("join: preparing")
+    keys = bench.frame(join_keys(bench), folder / "keys").join(subscriptions, "id").persist()
+    keys.count()
+    planned = plan(subscriptions, space=SPACE, vocabulary=bench.vocabulary, folder=str(folder))
+    ours: list[float] = []
+    joined: list[float] = []
+    for number in range(bench.options.rounds + 1):
+        log(f"join: round {number}")
+        answers = []
+        for times, found in ((ours, match(messages, planned)), (joined, plain_join(messages, keys))):
+            started = time.perf_counter()
+            row = found.agg(F.count("*"), F.sum(F.hash("subscription", "message").cast("long"))).collect()[0]
+            if number:
+                times.append(time.perf_counter() - started)
+            answers.append(tuple(row))
+        if answers[0] != answers[1]:
+            raise SystemExit(f"the join finds {answers[1]}, ours {answers[0]}")
+    keys.unpersist()
+    n = bench.options.join_messages
+    return [
+        Figure(f"match, {n:,} messages: s", ours, 2),
+        Figure("plain join, the same: s", joined, 2),
+        Figure("plain join over match", [b / a for a, b in zip(ours, joined, strict=True)], 1),
+    ]
+
+
+def join_keys(bench: Bench) -> pa.Table:
+    """Return the rarest word of each subscription with each cell that its box meets."""
+    table = bench.subscriptions
+    frequencies = bench.vocabulary.document_frequencies()
+    words = table["keywords"].combine_chunks()
+    numbers = {word: bench.vocabulary.id_of(word) for word in words.flatten().unique().to_pylist()}
+    rarest = [
+        min(row, key=lambda word: (0 if numbers[word] is None else frequencies[numbers[word]], word))
+        for row in words.to_pylist()
+    ]
+    sides = {name: np.clip(np.floor(table[name].to_numpy() * N_CELLS), 0, N_CELLS - 1).astype(int) for name in BOX}
+    ids, cells, keys = [], [], []
+    for row, word in enumerate(rarest):
+        for x in range(sides["min_x"][row], sides["max_x"][row] + 1):
+            for y in range(sides["min_y"][row], sides["max_y"][row] + 1):
+                ids.append(row)
+                cells.append(x * N_CELLS + y)
+                keys.append(word)
+    return pa.table({"id": pa.array(ids, pa.int64()), "cell": pa.array(cells, pa.int64()), "word": keys})
+
+
+BOX = ("min_x", "min_y", "max_x", "max_y")
+
+
+def plain_join(messages: DataFrame, keys: DataFrame) -> DataFrame:
+    """Return the pairs of a join on cell and word, with the exact condition on top."""
+    cell = [F.least(F.greatest(F.floor(F.col(name) * N_CELLS), F.lit(0)), F.lit(N_CELLS - 1)) for name in ("x", "y")]
+    words = messages.select(
+        F.col("id").alias("message"),
+        "x",
+        "y",
+        F.col("keywords").alias("words"),
+        F.explode("keywords").alias("word"),
+        (cell[0] * N_CELLS + cell[1]).alias("cell"),
+    )
+    inside = F.col("x").between(F.col("min_x"), F.col("max_x")) & F.col("y").between(F.col("min_y"), F.col("max_y"))
+    has_words = F.size(F.array_except("keywords", "words")) == 0
+    joined = words.join(keys, ["cell", "word"]).where(inside & has_words)
+    return joined.select(F.col("id").alias("subscription"), "message")
+
+
+# --- latency
+
+
+def latency_figures(bench: Bench, folder: Path) -> list[Figure]:
+    """Return how long small batches take from their arrival to their deliveries."""
+    n_batches = bench.options.small_batches
+    table = bench.messages(1_000 * (2 * n_batches + 20))
+    done: dict[int, float] = {}
+    query = bench.started(folder, lambda metrics: done.__setitem__(metrics["batch"], time.perf_counter()))
+    try:
+        log("latency: as fast as they go")
+        for number in range(n_batches + 20):
+            arrive(folder, number, table.slice(1_000 * number, 1_000))
+        wait_for(query, done, n_batches + 20)
+        pace = (done[n_batches + 19] - done[19]) / n_batches
+        log(f"latency: a batch every {2 * pace:.2f} s")
+        arrived = {}
+        first = n_batches + 20
+        begun = time.perf_counter()
+        for number in range(first, first + n_batches):
+            time.sleep(max(0.0, begun + (number - first) * 2 * pace - time.perf_counter()))
+            arrived[number] = arrive(folder, number, table.slice(1_000 * number, 1_000))
+        wait_for(query, done, first + n_batches)
+    finally:
+        query.stop()
+    taken = [1e3 * (done[number] - moment) for number, moment in arrived.items()]
+    return [
+        Figure("1,000 messages a batch, sustained: messages/s", [1_000 / pace]),
+        Figure("... at half of that: ms until delivered, median", [float(np.median(taken))]),
+        Figure("... at half of that: ms until delivered, 99 % are below", [float(np.percentile(taken, 99))]),
+    ]
+
+
+def wait_for(query: Any, done: dict[int, float], n_batches: int) -> None:
+    """Wait until so many batches are done."""
+    while (n_batches - 1) not in done:
+        if not query.isActive:
+            raise SystemExit(f"the query has ended: {query.exception()}")
+        time.sleep(0.01)
+
+
+# --- empty
+
+
+def empty_figures(bench: Bench, folder: Path) -> list[Figure]:
+    """Return how long a batch without messages takes with four shards."""
+    n_batches = bench.options.small_batches
+    nothing = bench.messages(1).slice(0, 0)
+    (folder / "in").mkdir()
+    for number in range(n_batches + 10):
+        arrive(folder, number, nothing)
+    told: list[Any] = []
+    log("empty: batches")
+    query = bench.started(folder, told.append, shards=4, trigger={"availableNow": True})
+    query.awaitTermination()
+    progress = [p["durationMs"]["triggerExecution"] for p in query.recentProgress][10:]
+    return [
+        Figure("an empty batch, four shards: ms in all", progress),
+        Figure("... of which ours: ms", [1e3 * metrics["seconds"] for metrics in told[11:]]),
+        *(
+            Figure(f"... {name}: ms", [1e3 * metrics[f"{name}_seconds"] for metrics in told[11:]], 1)
+            for name in ("input", "match", "cleanup")
+        ),
+    ]
+
+
+# --- restart
+
+
+def restart_figures(bench: Bench, folder: Path) -> list[Figure]:
+    """Return how soon a fresh process delivers that goes on with a full window."""
+    n = bench.options.window
+    some = topk_table(bench, max(1, bench.options.subscriptions // 100))
+    bench.subscriptions = pa.concat_tables([bench.subscriptions, some], promote_options="default")
+    (folder / "in").mkdir()
+    table = bench.messages(n + 2_000)
+    step = max(1, n // 20)
+    starts = list(range(0, n, step))
+    for number, start in enumerate(starts):
+        arrive(folder, number, table.slice(start, min(step, n - start)))
+    log("restart: filling the window")
+    window = nc.CountWindow(n)
+    bench.started(folder, lambda _: None, window=window, trigger={"availableNow": True}).awaitTermination()
+    bench.vocabulary.save(folder / "words.arrow")
+    (folder / "settings.json").write_text(json.dumps({"window": n, "shards": bench.options.shards}))
+    bench.spark.stop()
+    bench._spark = None
+    taken: dict[str, list[float]] = {"from the start of the process": [], "from the call of stream": []}
+    for number in range(2):
+        log(f"restart: process {number}")
+        arrive(folder, len(starts) + number, table.slice(n + 1_000 * number, 1_000))
+        started = time.time()
+        told = subprocess.run(
+            [sys.executable, __file__, "--go-on", str(folder)], check=True, capture_output=True, text=True
+        )
+        called, delivered = map(float, told.stdout.split()[-2:])
+        taken["from the start of the process"].append(delivered - started)
+        taken["from the call of stream"].append(delivered - called)
+    return [Figure(f"restart, first deliveries {name}: s", values, 1) for name, values in taken.items()]
+
+
+def topk_table(bench: Bench, n: int) -> pa.Table:
+    """Return top-k subscriptions with the words and at the places of messages."""
+    points = bench.workload.sample(0, n)
+    words = message_table(bench.workload, points)["keywords"].combine_chunks()
+    some = pa.array([row[:3] for row in words.to_pylist()], words.type)
+    names = {"kind": pa.repeat("topk", n), "keywords": some, "x": points.x, "y": points.y, "k": pa.array([10] * n)}
+    return pa.table({"id": np.arange(n) + bench.options.subscriptions, **names})
+
+
+def go_on(folder: Path) -> None:
+    """Go on with the pipeline of a folder until its files are taken; print when it was called and when it delivered."""
+    settings = json.loads((folder / "settings.json").read_text())
+    moments: list[float] = []
+    spark = session(MASTER, settings={"spark.driver.memory": "2g"})
+    called = time.time()
+    reader = spark.readStream.schema(MESSAGES).option("maxFilesPerTrigger", 1)
+    stream(
+        reader.parquet(str(folder / "in")),
+        state=folder / "state",
+        subscriptions=spark.read.parquet(str(folder / "first")),
+        space=SPACE,
+        vocabulary=nc.Vocabulary.open(folder / "words.arrow"),
+        window=nc.CountWindow(settings["window"]),
+        shards=settings["shards"],
+        trigger={"availableNow": True},
+        on_batch=lambda _: moments.append(time.time()),
+    ).awaitTermination()
+    print(called, moments[0])
+
+
+def print_table(figures: list[Figure], options: Any) -> None:
+    """Print all figures."""
+    title = f"The pipeline on Spark, {options.subscriptions:,} subscriptions: median (lowest to highest)"
+    table = Table("", title=title, title_justify="left")
+    table.add_column("", justify="right")
+    for figure in figures:
+        table.add_row(figure.what, spread(figure.values).text(figure.digits))
+    Console(width=None if Console().is_terminal else 140).print(table, highlight=False)
+
+
+PARTS = {
+    "stream": stream_figures,
+    "join": join_figures,
+    "latency": latency_figures,
+    "empty": empty_figures,
+    "restart": restart_figures,
+}
+
+if __name__ == "__main__":
+    main()

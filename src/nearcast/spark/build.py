@@ -1,0 +1,202 @@
+"""Subscriptions of a DataFrame, divided among shards; each shard is built and saved by a task."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from nearcast.broker import ON_ERROR, OnError
+from nearcast.errors import NearcastError, RejectedRowsError, Rejection
+from nearcast.model import Geographic, Space, Window, checked_choice
+from nearcast.partition.registry import PartitionerName
+from nearcast.partition.statistics import SAMPLE_SIZE
+from nearcast.spark.replicas import KEEPING, Replicas
+from nearcast.spark.router import Router, checked_partitioner
+from nearcast.spark.shards import rejected_table
+from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
+from nearcast.storage import replaced_file
+from nearcast.text.vocabulary import Vocabulary
+
+REPORT = "shard long, subscriptions long, id string, reason string"
+
+
+class Planned(NamedTuple):
+    """Subscriptions that are divided, and the indexes that tasks have built of them."""
+
+    path: Path
+    subscription_id: str
+    stateless: Folder | None  # boolean and similarity subscriptions, if there are any, or none at all
+    keeping: Folder | None  # top-k and nearest ones, if there are any
+
+
+def plan(
+    subscriptions: DataFrame,
+    *,
+    space: Space | None = None,
+    vocabulary: Vocabulary | None = None,
+    window: Window | None = None,
+    shards: int = 2,
+    partitioner: PartitionerName = "hash",
+    sample: DataFrame | None = None,
+    folder: str | None = None,
+    on_error: OnError = "raise",
+    rejected: str | None = None,
+) -> Planned:
+    """Divide subscriptions among shards, and let a task for each build its index; return where they are, for `match`.
+
+    The subscriptions stay with the tasks. See `match` for the parameters; `rejected` are those of subscriptions here.
+
+    Examples
+    --------
+    `planned = plan(subscriptions, folder="/shared/plans"); match(monday, planned); match(tuesday, planned)`
+    """
+    checked_choice("on_error", on_error, ON_ERROR)
+    checked_partitioner(partitioner)
+    if shards < 1:
+        raise NearcastError(f"shards is {shards}; it must be at least 1")
+    check_place(on_error, rejected)
+    target = Path(folder or tempfile.gettempdir()).absolute() / f"nearcast-{uuid.uuid4().hex}"
+    if folder is None:
+        atexit.register(shutil.rmtree, target, ignore_errors=True)
+    space = Geographic() if space is None else space
+    vocabulary = Vocabulary() if vocabulary is None else vocabulary
+    needs_sample = sample is not None and partitioner != BY_HASH
+    seen = sample.limit(SAMPLE_SIZE).toArrow() if sample is not None and needs_sample else None
+    is_keeping = (
+        F.coalesce(F.col("kind").isin(list(KEEPING)), F.lit(False)) if "kind" in subscriptions.columns else F.lit(False)
+    )
+    kind_of_id = id_type(subscriptions)
+    built: dict[str, Folder] = {}
+    bad: list[Rejection] = []
+    try:
+        for name, rows in (
+            ("stateless", subscriptions.where(~is_keeping)),
+            ("keeping", subscriptions.where(is_keeping)),
+        ):
+            # By a hash every message would go to all shards: then one index for all tasks of a machine is best.
+            n_shards = 1 if name == "stateless" and partitioner == BY_HASH else shards
+            # What keeps no results needs no window, and a message need not go to every shard.
+            of_kind = window if name == "keeping" else None
+            made = Folder(target / name)
+            made.create(Plan(space, of_kind, n_shards, 1, kind_of_id, partitioner=partitioner), vocabulary, seen)
+            n_subscriptions, rejections = _built(made, rows)
+            bad += rejections
+            if n_subscriptions:
+                built[name] = made
+        if not built:
+            built["stateless"] = Folder(target / "stateless")
+        if bad and on_error == "raise":
+            raise RejectedRowsError(bad)
+        if bad:
+            write_rejected(str(rejected), "subscriptions", bad)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    return Planned(target, kind_of_id, built.get("stateless"), built.get("keeping"))
+
+
+def _built(folder: Folder, subscriptions: DataFrame) -> tuple[int, list[Rejection]]:
+    """Let tasks build the shards of a folder; return how many subscriptions they have, and the bad rows."""
+    divided = folder.plan()
+    rows = subscriptions.withColumn("row", F.monotonically_increasing_id())
+    if divided.partitioner == BY_HASH:
+        key = F.crc32(F.col("id").cast("string").cast("binary"))
+        rows = rows.withColumns({"shard": key % divided.shards, "holds": F.lit(None).cast("binary")})
+    else:
+        schema = T.StructType(
+            [*rows.schema, T.StructField("shard", T.LongType()), T.StructField("holds", T.BinaryType())]
+        )
+        rows = rows.repartition(1).mapInArrow(partial(_divided, folder), schema)
+    shard = F.coalesce("shard", F.lit(0)).cast("int")
+    built = rows.withColumn("shard", shard).repartitionById(divided.shards, F.col("shard"))
+    reports = built.mapInArrow(partial(_build, folder), REPORT).collect()
+    with_rows = {row.shard for row in reports if row.shard is not None}
+    for number in set(range(divided.shards)) - with_rows:
+        # Where there are no rows, there may be no task.
+        folder.save_shard(number, FIRST, folder.new_broker(), Replicas(divided.shards).state())
+    rejections = [Rejection(place, row.id, row.reason) for place, row in enumerate(reports) if row.reason is not None]
+    return sum(row.subscriptions for row in reports if row.shard is not None), rejections
+
+
+def _divided(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Let a router look at all subscriptions and yield each for every shard that takes it in."""
+    table = _whole(rows)
+    if table is None:
+        return
+    divided = folder.plan()
+    router = Router(divided.space, divided.window, folder.vocabulary(), divided.shards)
+    good, routes, bad = router.begin(divided.partitioner, table.drop_columns("row"), folder.sample())
+    folder.save_router(FIRST, router.state())
+    places, shards = np.nonzero(routes.holds)
+    # Bad ones are told by those who build.
+    taken = np.concatenate([good[places], np.array([rejection.row for rejection in bad], np.int64)])
+    shards = np.concatenate([shards, np.zeros(len(bad), np.int64)])
+    holds = [row.tobytes() for row in routes.holds[places]] + [bytes(divided.shards)] * len(bad)
+    copies = table.take(pa.array(taken)).append_column("shard", pa.array(shards, pa.int64()))
+    yield from copies.append_column("holds", pa.array(holds, pa.binary())).to_batches()
+
+
+def _build(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Build and save the shard of a task."""
+    table = _whole(rows)
+    if table is None:
+        return
+    number = table["shard"][0].as_py()
+    n_shards = folder.plan().shards
+    broker, replicas = folder.new_broker(), Replicas(n_shards)
+    _, bad = broker.subscribe(table.drop_columns(["row", "shard", "holds"]), on_error="skip")
+    if table["holds"].null_count == 0:
+        holds = np.frombuffer(b"".join(table["holds"].to_pylist()), bool).reshape(-1, n_shards)
+        replicas.take_in(number, table["id"].to_pylist(), table["kind"].to_pylist(), holds)
+    folder.save_shard(number, FIRST, broker, replicas.state())
+    report = {"shard": [number], "subscriptions": [len(broker)], "id": [None], "reason": [None]}
+    for rejection in bad.to_pylist():
+        values = (None, None, None if rejection["id"] is None else str(rejection["id"]), rejection["reason"])
+        for name, value in zip(report, values, strict=True):
+            report[name].append(value)
+    schema = pa.schema(
+        [("shard", pa.int64()), ("subscriptions", pa.int64()), ("id", pa.string()), ("reason", pa.string())]
+    )
+    yield pa.RecordBatch.from_pydict(report, schema)
+
+
+def _whole(rows: Iterator[pa.RecordBatch]) -> pa.Table | None:
+    """Return the rows of a task in their order, None if there are none."""
+    pieces = [piece for piece in rows if piece.num_rows]
+    return pa.Table.from_batches(pieces).sort_by("row") if pieces else None
+
+
+# --- rows put aside
+
+
+def check_place(on_error: OnError, rejected: str | None) -> None:
+    """Raise unless there is a place for rows that are put aside."""
+    if on_error == "skip" and rejected is None:
+        raise NearcastError("on_error is 'skip'; rejected must name a folder for the rows that are put aside")
+
+
+def write_rejected(path: str, name: str, rejections: list[Rejection]) -> None:
+    """Write bad rows to a file of a folder, in place of what it held."""
+    Path(path).mkdir(parents=True, exist_ok=True)
+    with replaced_file(Path(path) / f"{name}.parquet") as unfinished:
+        pq.write_table(rejected_table(rejections).select(["id", "reason"]), unfinished)
+
+
+def id_type(frame: DataFrame) -> str:
+    """Return what the ids of a DataFrame are: "string" or "int64"."""
+    if "id" not in frame.columns:
+        raise NearcastError(f"there are the columns {', '.join(frame.columns)}; 'id' is missing")
+    return "string" if isinstance(frame.schema["id"].dataType, T.StringType) else "int64"
