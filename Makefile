@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-compiled test-nojit lint check format soak bench-text bench-boolean \
-	bench-boolean-sweeps lock clean
+	bench-boolean-sweeps bench-partition lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ bench-boolean: .venv/dev.done  ## how fast boolean subscriptions are, and how mu
 
 bench-boolean-sweeps: .venv/dev.done  ## the sweeps of the AP-Tree paper against it, as plots; FULL=1 takes hours
 	$(BIN)/python benchmarks/bench_boolean_sweeps.py $(if $(FULL),--full) $(OPTIONS)
+
+bench-partition: .venv/dev.done  ## how evenly subscriptions are divided among shards, and what is shipped
+	$(BIN)/python benchmarks/bench_partition.py $(OPTIONS)
 
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv
