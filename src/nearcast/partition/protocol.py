@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.model import Space, as_settings, of_settings
+from nearcast.model import Space, as_settings, checked_count, of_settings
 from nearcast.partition.postings import Postings, postings_of
 from nearcast.partition.reach import Reach
 from nearcast.partition.statistics import Statistics
@@ -53,7 +53,7 @@ class Partitioner:
 
     def __init__(self, statistics: Statistics, n_shards: int, *, has_window: bool = False):
         self.statistics = statistics
-        self.n_shards = n_shards
+        self.n_shards = checked_count("n_shards", n_shards)
         self.has_window = has_window
         self.loads = np.zeros(n_shards)
         """The expected work of each shard for a message, in the terms of the partitioner's cost model."""
