@@ -33,7 +33,7 @@ from nearcast.partition.report import Report, draw, report
 from nearcast.partition.statistics import Statistics
 from nearcast.results.window import taken_messages
 from nearcast.scoring.spatial import blend, spatial_similarity
-from nearcast.scoring.textual import cosine_of_unit_vectors, unit_vectors
+from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import great_circle_distance
 from workloads import DATA
 
@@ -118,36 +118,36 @@ def floors_of(subscriptions: SubscriptionColumns, messages: MessageColumns, max_
     """Return the k-th best score of each subscription among messages that share a word, 0 if there are fewer."""
     order = np.argsort(messages.token_ids, kind="stable")
     rows = np.repeat(np.arange(messages.x.size), np.diff(messages.token_offsets))[order]
-    words = messages.token_ids[order]
-    n_words = int(max(words.max(), subscriptions.token_ids.max())) + 1
-    offsets = np.searchsorted(words, np.arange(n_words + 1))
-    return kth_scores(subscriptions, messages, offsets, rows, max_dist)
+    n_words = int(max(messages.token_ids.max(), subscriptions.token_ids.max())) + 1
+    offsets = np.searchsorted(messages.token_ids[order], np.arange(n_words + 1))
+    return kth_scores(subscriptions, messages, offsets, rows, messages.token_units[order], max_dist)
 
 
 @kernel
-def kth_scores(s: Any, m: Any, word_offsets: Any, word_rows: Any, max_dist: float) -> Any:
-    """Return the k-th best scores; `word_rows` are the messages of each word."""
+def kth_scores(s: Any, m: Any, word_offsets: Any, word_rows: Any, word_units: Any, max_dist: float) -> Any:
+    """Return the k-th best scores; `word_rows` are the messages of each word, `word_units` its weights there."""
     floors = np.zeros(s.kinds.size)
-    seen = np.full(m.x.size, -1)
+    alike = np.zeros(m.x.size)
+    touched = np.empty(m.x.size, np.int64)
     for slot in range(s.kinds.size):
-        ids = s.token_ids[s.token_offsets[slot] : s.token_offsets[slot + 1]]
-        weights = s.token_weights[s.token_offsets[slot] : s.token_offsets[slot + 1]]
-        best = np.zeros(s.ks[slot])
-        for word in ids:
+        n_touched = 0
+        for j in range(s.token_offsets[slot], s.token_offsets[slot + 1]):
+            word = s.token_ids[j]
             for i in range(word_offsets[word], word_offsets[word + 1]):
                 row = word_rows[i]
-                if seen[row] == slot:
-                    continue
-                seen[row] = slot
-                tokens = slice(m.token_offsets[row], m.token_offsets[row + 1])
-                alike = cosine_of_unit_vectors(ids, weights, m.token_ids[tokens], m.token_units[tokens])
-                if blend(s.numbers[slot, 2], 1.0, alike) <= best[0]:
-                    continue
+                if alike[row] == 0:
+                    touched[n_touched] = row
+                    n_touched += 1
+                alike[row] += s.token_weights[j] * word_units[i]
+        best = np.zeros(s.ks[slot])
+        for row in touched[:n_touched]:
+            if blend(s.numbers[slot, 2], 1.0, alike[row]) > best[0]:
                 away = great_circle_distance(s.numbers[slot, 0], s.numbers[slot, 1], m.x[row], m.y[row])
-                score = blend(s.numbers[slot, 2], spatial_similarity(away, max_dist), alike)
+                score = blend(s.numbers[slot, 2], spatial_similarity(away, max_dist), alike[row])
                 if score > best[0]:
                     best[0] = score
                     best.sort()
+            alike[row] = 0
         floors[slot] = best[0]
     return floors
 

@@ -8,6 +8,7 @@ import nearcast as nc
 from nearcast.columns import deliveries_of_table
 from nearcast.index.compile import compiled, parsed
 from nearcast.intake import Intake
+from nearcast.partition.merge import merged
 from nearcast.partition.protocol import Placement
 from nearcast.partition.registry import PARTITIONERS, opened
 from nearcast.partition.statistics import Statistics
@@ -63,13 +64,13 @@ class Sharded:
     def publish_batch(self, messages):
         is_shipped = self.partitioner.message_shards(self.message_columns(messages))
         assert is_shipped.shape == (len(messages), len(self.brokers))
-        found = set()
+        tables = []
         for shard, broker in enumerate(self.brokers):
             some = [message for message, is_own in zip(messages, is_shipped[:, shard], strict=True) if is_own]
-            deliveries = deliveries_of_table(broker.publish_batch(some))
-            assert len(set(deliveries)) == len(deliveries)
-            found.update(deliveries)
-        return found
+            tables.append(broker.publish_batch(some))
+        found = deliveries_of_table(merged(tables))
+        assert len(set(found)) == len(found)
+        return set(found)
 
     def results(self, subscription_id):
         answers = [self.brokers[shard].results(subscription_id) for shard in self.placed[subscription_id][1]]

@@ -8,7 +8,7 @@ import json
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import nearcast as nc
 import oracle
@@ -18,6 +18,8 @@ from nearcast.partition.registry import PARTITIONERS
 from sharded import Sharded
 
 pytestmark = pytest.mark.kernels
+# A third of the usual number, for there are many partitioners.
+EXAMPLES = settings(max_examples=max(1, settings().max_examples // 3))
 
 
 def both(name, data, space, sample, window, kinds):
@@ -37,6 +39,7 @@ def both(name, data, space, sample, window, kinds):
 
 @pytest.mark.parametrize("name", PARTITIONERS)
 @pytest.mark.parametrize("kind", [*KINDS, "nearest, no window"])
+@EXAMPLES
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples)
 def test_shards_give_the_oracle_answer(kind, name, data, space, sample):
     window = data.draw(strategies.windows) if kind in ("topk", "nearest") else None
@@ -51,6 +54,7 @@ def test_shards_give_the_oracle_answer(kind, name, data, space, sample):
 
 
 @pytest.mark.parametrize("name", PARTITIONERS)
+@EXAMPLES
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples, window=st.none() | strategies.windows)
 def test_shards_follow_churn(name, data, space, sample, window):
     kinds = KINDS if window else ("boolean", "similar", "nearest")
@@ -65,4 +69,7 @@ def test_shards_follow_churn(name, data, space, sample, window):
         if data.draw(st.booleans()):
             json.dumps(shards.partitioner.settings())
             shards.reopen()
-        assert shards.publish_batch(batch) == set(expected.publish_batch(batch))
+        found = expected.publish_batch(batch)
+        assert shards.publish_batch(batch) == set(found)
+        if data.draw(st.booleans()):
+            shards.partitioner.follow(shards.message_columns(batch), size=5)

@@ -146,9 +146,8 @@ CORNERS = [(2, 2), (2, 8), (8, 2), (8, 8)]
 
 
 @pytest.mark.parametrize(("radius", "is_by_space"), [(0.5, True), (7, False)])
-def test_dkm_example_5_space_where_balls_are_small_and_cost_where_they_overlap(radius, is_by_space, monkeypatch):
+def test_dkm_example_5_space_where_balls_are_small_and_cost_where_they_overlap(radius, is_by_space):
     """In each of four corners there are as many messages and subscriptions of each of four words."""
-    monkeypatch.setattr("nearcast.partition.dkm.MIN_MEMBERS", 4)
     spots = [(x, y, word) for x, y in CORNERS for word in WORDS[:4]]
     world = World([nc.Message(i, x, y, [word]) for i, (x, y, word) in enumerate(spots)])
     columns = world.subscriptions(

@@ -150,6 +150,12 @@ def test_hybrids_take_a_number_that_divides():
     assert (partitioner.n_first, partitioner.n_second) == (2, 4)
 
 
+def test_there_must_be_a_shard():
+    world, columns, _ = crowd(5, "boolean")
+    with pytest.raises(nc.NearcastError, match="n_shards is 0; it must be a whole number from 1"):
+        LocationPartitioner.fit(columns, world.statistics, 0)
+
+
 def test_subscriptions_without_a_place_are_spread():
     world = World([nc.Message(1, 1, 1, ["w1"])])
     columns = world.subscriptions(*(nc.Boolean(i, ["w1"]) for i in range(8)))

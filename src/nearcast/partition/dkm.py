@@ -26,8 +26,6 @@ from nearcast.space.distance import bounds
 # The paper's gamma_1, subsets for each shard, and gamma_2, members above which only space is asked.
 SUBSETS_PER_SHARD = 100_000
 MAX_HYBRID = 20
-# The paper has five subscriptions for each subset; fewer do not make the costs better.
-MIN_MEMBERS = 5
 # Points that are closer than the space cut in half so often are divided by cost.
 MAX_DEPTH = 40
 N_PARTS = 4
@@ -99,7 +97,7 @@ class DkmPartitioner(Partitioner):
     def _subsets(self, subscriptions: SubscriptionColumns, postings: Postings, boxes: Any) -> tuple[Any, Any]:
         """Return the subset of each subscription, and the rectangle of each subset."""
         n = subscriptions.kinds.size
-        n_wanted = min(self.gamma_1 * self.n_shards, max(1, n // MIN_MEMBERS))
+        n_wanted = min(self.gamma_1 * self.n_shards, max(1, n))
         x, y, _ = places(subscriptions, isinstance(self.space, Geographic))
         order, starts = _subsets(
             self.statistics.tables,
@@ -121,9 +119,7 @@ class DkmPartitioner(Partitioner):
 
     def _costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:
         boxes = self._boxes(subscriptions, postings)
-        if not len(self.rectangles):
-            return self._costs_in(boxes[postings.slots], postings)
-        return self._costs_in(self.rectangles[_most_overlapping(self.rectangles, boxes)[postings.slots]], postings)
+        return self._costs_in(_most_overlapping(self.rectangles, boxes)[postings.slots], postings)
 
     def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Any) -> Any:
         whole = np.bincount(postings.slots, costs, subscriptions.kinds.size)
@@ -132,8 +128,8 @@ class DkmPartitioner(Partitioner):
 
 @kernel
 def _most_overlapping(rectangles: Any, boxes: Any) -> Any:
-    """Return for each box which rectangle it has the largest area in common with; the first if with none."""
-    result = np.zeros(boxes.shape[0], np.int64)
+    """Return for each box the rectangle that it has the largest area in common with; itself if there is none."""
+    result = boxes.copy()
     for i in range(boxes.shape[0]):
         most = 0.0
         for j in range(rectangles.shape[0]):
@@ -141,7 +137,7 @@ def _most_overlapping(rectangles: Any, boxes: Any) -> Any:
             height = min(boxes[i, 3], rectangles[j, 3]) - max(boxes[i, 1], rectangles[j, 1])
             if width > 0 and height > 0 and width * height > most:
                 most = width * height
-                result[i] = j
+                result[i] = rectangles[j]
     return result
 
 

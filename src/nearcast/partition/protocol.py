@@ -8,10 +8,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.model import Space, as_settings, of_settings
+from nearcast.model import Space, as_settings, checked_count, of_settings
 from nearcast.partition.postings import Postings, postings_of
 from nearcast.partition.reach import Reach
-from nearcast.partition.statistics import Statistics
+from nearcast.partition.statistics import SAMPLE_SIZE, Statistics
 
 # What a subscription costs that no message of the sample hits: so little that only their number counts.
 MIN_COST = 1e-9
@@ -53,7 +53,7 @@ class Partitioner:
 
     def __init__(self, statistics: Statistics, n_shards: int, *, has_window: bool = False):
         self.statistics = statistics
-        self.n_shards = n_shards
+        self.n_shards = checked_count("n_shards", n_shards)
         self.has_window = has_window
         self.loads = np.zeros(n_shards)
         """The expected work of each shard for a message, in the terms of the partitioner's cost model."""
@@ -95,6 +95,10 @@ class Partitioner:
         shares = costs / np.maximum(1, np.diff(placement.offsets))
         self.loads -= np.bincount(placement.shards, shares[placement.slots], self.n_shards)
 
+    def follow(self, messages: MessageColumns, *, size: int = SAMPLE_SIZE) -> None:
+        """Take newer messages into the statistics, for the costs of subscriptions to come; nobody moves."""
+        self.statistics = self.statistics.followed_by(messages, size=size)
+
     def message_shards(self, messages: MessageColumns) -> Any:
         """Return which shards must hear each message, bool (n_messages, n_shards)."""
         if self.has_window:
@@ -128,7 +132,7 @@ class Partitioner:
         options = {name: value for name, value in settings.items() if name not in known}
         partitioner = cls(statistics, settings["n_shards"], **options)
         partitioner.loads = np.array(arrays["loads"])
-        partitioner.reach.restore(arrays)
+        partitioner.reach = Reach.of_state(arrays)
         partitioner._restore(arrays)
         return partitioner
 

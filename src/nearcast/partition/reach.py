@@ -57,13 +57,24 @@ class Reach:
 
     def state(self) -> dict[str, Any]:
         """Return the arrays to be saved."""
-        return {"reach_words": self._words, "reach_stars": self._stars, "reach_cells": self._cells}
+        columns, rows = self._borders
+        return {
+            "reach_columns": columns,
+            "reach_rows": rows,
+            "reach_words": self._words,
+            "reach_stars": self._stars,
+            "reach_cells": self._cells,
+        }
 
-    def restore(self, arrays: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
-        self._words, self._stars, self._cells = (
-            np.array(arrays[f"reach_{name}"]) for name in ("words", "stars", "cells")
+    @classmethod
+    def of_state(cls, arrays: Mapping[str, Any]) -> Reach:
+        """Return the reach whose state was saved."""
+        columns, rows, words, stars, cells = (
+            np.array(arrays[f"reach_{name}"]) for name in ("columns", "rows", "words", "stars", "cells")
         )
+        reach = cls((columns, rows), cells.shape[-1])
+        reach._words, reach._stars, reach._cells = words, stars, cells
+        return reach
 
 
 @kernel

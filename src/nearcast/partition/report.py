@@ -197,8 +197,11 @@ def _draw_map(figure: Any, axes: Any, x: Any, y: Any, has_place: Any, placement:
     loads = np.array(told.measured.loads)[placement.shards[entries]]
     # The same colours for the same share of the mean, whatever the partitioner.
     mean = told.measured.mean or 1.0
-    points = axes.scatter(x[slots], y[slots], c=loads / mean, s=2, cmap="viridis", vmin=0, vmax=2, linewidths=0)
-    figure.colorbar(points, ax=axes, label="load of the shard over the mean")
+    size = float(np.clip(4000 / max(1, entries.size), 1, 12))
+    points = axes.scatter(x[slots], y[slots], c=loads / mean, s=size, cmap="viridis", vmin=0, vmax=2, linewidths=0)
+    bar = figure.colorbar(points, ax=axes)
+    bar.set_label("load of the shard over the mean", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
     axes.set_title(
         f"{told.partitioner}: {told.n_shards} shards, {told.replication:.2f} places a subscription, "
         f"{told.shipping:.1f} shards a message",
