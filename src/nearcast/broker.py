@@ -537,12 +537,19 @@ class Broker:
     ) -> Outcome:
         with self._guard.change("subscribe"):
             self._book.compact()
-            slots = self._book.append(ids, stacked(parts), polygons)
+            columns = stacked(parts)
+            slots = self._book.append(ids, columns, polygons)
+            keeps_results = bool((columns.ks > 0).any())
+            if not keeps_results:
+                self._book.insert(slots)
             with self._lock:
                 self._subscription_id_type = id_type
                 self._feeds.forget(self._book.remove([key for key in ids if key in self._book]))
-                self._book.activate(ids, slots)
+                # What is found in the window says how a subscription is posted.
                 changes = self._feeds.register(slots)
+                if keeps_results:
+                    self._book.insert(slots)
+                self._book.activate(ids, slots)
                 return self._counted(outcome(joined([]), np.zeros(0, np.int64), [], changes))
 
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType) -> Outcome:

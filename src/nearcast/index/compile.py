@@ -6,6 +6,7 @@ Two steps, so that a bad subscription changes nothing: `parsed` checks one again
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
@@ -61,8 +62,9 @@ def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space) -> 
     if isinstance(subscription, Similar):
         numbers = (x, y, subscription.text_weight, subscription.threshold)
         return Parsed(kind, tokens, numbers=numbers, similarity=SIMILARITIES.index(subscription.similarity))
-    weight = subscription.spatial_weight if isinstance(subscription, TopK) else 0.0
-    return Parsed(kind, tokens, numbers=(x, y, weight, 0.0), k=min(subscription.k, MAX_K))
+    # Until there are results, every message that shares a word is good enough.
+    weight, floor = (subscription.spatial_weight, 0.0) if isinstance(subscription, TopK) else (-math.inf, -math.inf)
+    return Parsed(kind, tokens, numbers=(x, y, weight, floor), k=min(subscription.k, MAX_K))
 
 
 def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -> SubscriptionColumns:
