@@ -96,6 +96,7 @@ BAD_MESSAGES = {
     b'{"id": "when", "x": 0.5, "y": 0.5, "text": "w1", "ts": "soon"}': (
         "a field of the record is not of the type of its column"
     ),
+    b'{"id": "a"} {"id": "b"}': "the record is no JSON: Extra data: line 1 column 13 (char 12)",
     b'["a", "b"]': "the record is no JSON object",
     b"5": "the record is no JSON object",
     b"": "the record is empty",

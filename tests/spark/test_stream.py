@@ -1,6 +1,7 @@
 """The stream delivers what an embedded broker does, batch by batch; stopped, broken or repeated, it ends the same."""
 
 import json
+import os
 import shutil
 import time
 from datetime import UTC, datetime
@@ -90,6 +91,32 @@ def test_a_stopped_stream_goes_on(spark, tmp_path):
         file.rename(tmp_path / "in" / name / f"{number}.parquet")
     started(spark, scenario, tmp_path / "state").awaitTermination()
     assert delivered(tmp_path / "state") == scenario.expected()[0]
+
+
+@pytest.mark.parametrize("sizes", [(3, 40, 400, 2000), (2000, 400, 40, 3)], ids=["growing", "shrinking"])
+def test_files_of_one_batch_are_taken_in_order_of_their_time(spark, tmp_path, sizes):
+    """Spark reads the largest file first; names and sizes must not decide which messages a window holds."""
+    source = tmp_path / "in"
+    source.mkdir()
+    n_written = 0
+    for number, size in enumerate(sizes):
+        keys = range(n_written, n_written + size)
+        table = pa.table({"id": keys, "x": [0.5] * size, "y": [0.5] * size, "text": ["tea"] * size})
+        # Names are against the times.
+        file = source / f"{9 - number}.parquet"
+        pq.write_table(table, file, row_group_size=500)
+        os.utime(file, (1_000_000 + number, 1_000_000 + number))
+        n_written += size
+    schema = "id long, x double, y double, text string"
+    stream(
+        spark.readStream.schema(schema).parquet(str(source)).where("id != 5"),
+        state=tmp_path / "state",
+        space=SPACE,
+        shards=1,
+        trigger={"availableNow": True},
+    ).awaitTermination()
+    taken = Folder(tmp_path / "state").read_input(0).tables["messages"]["id"].to_pylist()
+    assert taken == [key for key in range(n_written) if key != 5]
 
 
 def test_a_batch_that_spark_repeats_gives_the_same(spark, tmp_path):

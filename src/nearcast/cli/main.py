@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 import nearcast
-from nearcast.cli import demo, doctor, explain, fit, match, preview, report
+from nearcast.cli import demo, doctor, explain, fit, match, plan, preview, report
 from nearcast.cli import run as run_pipeline
 from nearcast.cli.files import unfinished_files
 from nearcast.cli.show import errors
@@ -31,6 +31,7 @@ app.command(epilog=match.EXAMPLES)(match.match)
 app.command(epilog=explain.EXAMPLES)(explain.explain)
 app.command(epilog=preview.EXAMPLES)(preview.preview)
 app.command(epilog=fit.EXAMPLES)(fit.fit)
+app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(epilog=run_pipeline.EXAMPLES)(run_pipeline.run)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)

@@ -48,6 +48,8 @@ class Partitioner:
     """
 
     name: ClassVar[str]
+    window_apart = False
+    """Whether it plans for shards that keep no results of their own; see `keyword.WordPartitioner`."""
 
     def __init__(self, statistics: Statistics, n_shards: int, *, has_window: bool = False):
         self.statistics = statistics
@@ -84,14 +86,7 @@ class Partitioner:
         """
         postings = self._postings(subscriptions, floors)
         costs = self._costs(subscriptions, postings)
-        shards = self._shards(subscriptions, postings, costs)
-        self.reach.hear(postings.words, postings.boxes, shards)
-        self.loads += np.bincount(shards, costs, minlength=self.n_shards)
-        # What can never match has no posting, but must have its place.
-        idle = np.flatnonzero(np.diff(postings.offsets) == 0)
-        slots = np.concatenate([postings.slots, idle])
-        shards = np.concatenate([shards, subscriptions.orders[idle] % self.n_shards])
-        return placement_of(slots, shards, subscriptions.kinds.size, self.n_shards)
+        return self._settled(subscriptions, postings, costs, self._shards(subscriptions, postings, costs))
 
     def remove(self, subscriptions: SubscriptionColumns, placement: Placement) -> None:
         """Give up the places of subscriptions; what their shards hear stays as it is until a new fit."""
@@ -136,6 +131,18 @@ class Partitioner:
         partitioner.reach.restore(arrays)
         partitioner._restore(arrays)
         return partitioner
+
+    # --- inside
+
+    def _settled(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Any, shards: Any) -> Placement:
+        """Note that postings, each of which costs so much, go to `shards`; return where the subscriptions are."""
+        self.reach.hear(postings.words, postings.boxes, shards)
+        self.loads += np.bincount(shards, costs, minlength=self.n_shards)
+        # What can never match has no posting, but must have its place.
+        idle = np.flatnonzero(np.diff(postings.offsets) == 0)
+        slots = np.concatenate([postings.slots, idle])
+        shards = np.concatenate([shards, subscriptions.orders[idle] % self.n_shards])
+        return placement_of(slots, shards, subscriptions.kinds.size, self.n_shards)
 
     # --- what partitioners differ in
 

@@ -1,7 +1,8 @@
 """What a sample of recent messages says about those to come: which words they have, where, and both together.
 
-Shares are those of the sample, counted exactly for rare words; for frequent ones they are read from a grid, whose
-columns and rows hold about as many messages each, and taken as even within a cell. STAR stands for any message.
+Shares are those of the sample, counted exactly where few messages have the word between two meridians; where there are
+many they are read from a grid, whose columns and rows hold about as many messages each, and taken as even within a
+cell. STAR stands for any message.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from nearcast.storage import replaced_file
 
 SAMPLE_SIZE = 50_000
 N_SLABS = 64
-# The points of words that occur less often are looked at one by one.
-MIN_FREQUENT = 512
+# So many points are looked at one by one.
+MAX_POINTS = 512
 # Halvings of the side of a square: to a millionth of the space.
 N_HALVINGS = 20
 
 
-class _Tables(NamedTuple):
+class Tables(NamedTuple):
     """The sample as the kernels read it; words count from STAR on."""
 
-    points: Any  # float64 (n, 2), by word
+    points: Any  # float64 (n, 2), by word, then by x
     point_offsets: Any  # int64, a row for each word
     grid_of_word: Any  # int64, -1 for rare words
     sums: Any  # float32 (n_grids, n_columns + 1, n_rows + 1): messages left of a line and below another
@@ -56,7 +57,7 @@ class Statistics:
         self.token_offsets, self.token_ids = np.asarray(token_offsets, np.int64), np.asarray(token_ids, np.int32)
         self.n_messages = self.x.size
         self.word_counts = np.bincount(self.token_ids, minlength=1)
-        self._tables = self._tabulated()
+        self.tables = self._tabulated()
 
     @classmethod
     def of(cls, messages: MessageColumns, space: Space, *, size: int = SAMPLE_SIZE) -> Statistics:
@@ -80,7 +81,7 @@ class Statistics:
         if not self.n_messages:
             return np.zeros(len(boxes))
         counts = np.empty(len(boxes))
-        _counts(self._tables, np.asarray(words, np.int64), boxes, counts)
+        _counts(self.tables, np.asarray(words, np.int64), boxes, counts)
         return counts / self.n_messages
 
     def word_shares(self, words: Any) -> Any:
@@ -98,12 +99,12 @@ class Statistics:
         west, south, east, north = bounds(self.space)
         widest = 2 * max(east - west, north - south)
         boxes = np.empty((x.size, 4))
-        _squares(self._tables, offsets, words.astype(np.int64), x, y, ks, widest, boxes)
+        _squares(self.tables, offsets, words.astype(np.int64), x, y, ks, widest, boxes)
         return boxes
 
     def borders(self) -> tuple[Any, Any]:
         """Return the borders between the columns and between the rows of the grid."""
-        return self._tables.lines_x[1:-1], self._tables.lines_y[1:-1]
+        return self.tables.lines_x[1:-1], self.tables.lines_y[1:-1]
 
     def ranks(self) -> Any:
         """Return the place of each word in order of frequency, the most frequent first."""
@@ -112,14 +113,15 @@ class Statistics:
         ranks[order] = np.arange(order.size)
         return ranks
 
-    def _tabulated(self) -> _Tables:
+    def _tabulated(self) -> Tables:
         lines = [self._lines(axis) for axis in range(2)]
         messages = np.repeat(np.arange(self.n_messages), np.diff(self.token_offsets))
-        rows = np.concatenate([np.arange(self.n_messages), messages[np.argsort(self.token_ids, kind="stable")]])
+        by_word = np.lexsort((self.x[messages], self.token_ids))
+        rows = np.concatenate([np.argsort(self.x, kind="stable"), messages[by_word]])
         points = np.stack([self.x[rows], self.y[rows]], axis=1)
         counts = np.concatenate([[self.n_messages], self.word_counts])
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        frequent = np.flatnonzero(counts >= MIN_FREQUENT)
+        frequent = np.flatnonzero(counts > MAX_POINTS)
         grid_of_word = np.full(counts.size, -1)
         grid_of_word[frequent] = np.arange(frequent.size)
         sums = np.zeros((frequent.size, lines[0].size, lines[1].size), np.float32)
@@ -127,7 +129,7 @@ class Statistics:
             x, y = points[offsets[word] : offsets[word + 1]].T
             cells, _, _ = np.histogram2d(x, y, lines)
             sums[grid, 1:, 1:] = cells.cumsum(axis=0).cumsum(axis=1)
-        return _Tables(points, offsets, grid_of_word, sums, *lines)
+        return Tables(points, offsets, grid_of_word, sums, *lines)
 
     def _lines(self, axis: int) -> Any:
         values = (self.x, self.y)[axis]
@@ -172,18 +174,20 @@ class Statistics:
 
 
 @kernel
-def _count(tables: Any, word: int, west: float, south: float, east: float, north: float) -> float:
+def count_in_box(tables: Any, word: int, west: float, south: float, east: float, north: float) -> float:
     """Return how many messages of the sample have a word and lie in a box; borders belong."""
-    if word + 1 >= tables.grid_of_word.size:
+    if word + 1 >= tables.grid_of_word.size or east < west or north < south:
         return 0.0
-    grid = tables.grid_of_word[word + 1]
-    if grid < 0:
+    points = tables.points[tables.point_offsets[word + 1] : tables.point_offsets[word + 2]]
+    first = np.searchsorted(points[:, 0], west, side="left")
+    last = np.searchsorted(points[:, 0], east, side="right")
+    if last - first <= MAX_POINTS:
         count = 0
-        for i in range(tables.point_offsets[word + 1], tables.point_offsets[word + 2]):
-            if west <= tables.points[i, 0] <= east and south <= tables.points[i, 1] <= north:
+        for i in range(first, last):
+            if south <= points[i, 1] <= north:
                 count += 1
         return float(count)
-    sums = tables.sums[grid]
+    sums = tables.sums[tables.grid_of_word[word + 1]]
     left, right = _position(tables.lines_x, west), _position(tables.lines_x, east)
     below, above = _position(tables.lines_y, south), _position(tables.lines_y, north)
     count_to_corner = _sum_at(sums, right, above) + _sum_at(sums, left, below)
@@ -218,7 +222,7 @@ def _sum_at(sums: Any, column: float, row: float) -> float:
 def _counts(tables: Any, words: Any, boxes: Any, counts: Any) -> None:
     for i in range(words.size):
         west, south, east, north = boxes[i]
-        counts[i] = _count(tables, words[i], west, south, east, north)
+        counts[i] = count_in_box(tables, words[i], west, south, east, north)
 
 
 @kernel
@@ -231,7 +235,7 @@ def _squares(tables: Any, offsets: Any, words: Any, x: Any, y: Any, ks: Any, wid
             half = high if halving == 0 else (low + high) / 2
             count = 0.0
             for j in range(offsets[i], offsets[i + 1]):
-                count += _count(tables, words[j], x[i] - half, y[i] - half, x[i] + half, y[i] + half)
+                count += count_in_box(tables, words[j], x[i] - half, y[i] - half, x[i] + half, y[i] + half)
             if count >= ks[i]:
                 high = half
             elif halving == 0:

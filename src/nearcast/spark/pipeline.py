@@ -79,12 +79,15 @@ def _kafka_options(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _of_records(records: DataFrame, schema: str) -> DataFrame:
     """Return the JSON of records as columns; those that cannot be read keep their bytes in a column of their own."""
     text = F.try_validate_utf8(F.col("value").cast("string"))
+    # Within an object: Spark would not look at what follows the first value of a text.
+    whole = F.concat(F.lit('{"row": '), text, F.lit("}"))
     options = {"columnNameOfCorruptRecord": UNREADABLE}
-    rows = records.select("value", F.from_json(text, f"{schema}, {UNREADABLE} string", options).alias("row"))
-    is_bad = F.col("row").isNull() | F.col(f"row.{UNREADABLE}").isNotNull()
+    parsed = F.from_json(whole, f"row struct<{schema}>, {UNREADABLE} string", options)
+    rows = records.select("value", parsed.alias("parsed"))
+    is_bad = F.col("parsed.row").isNull() | F.col(f"parsed.{UNREADABLE}").isNotNull()
     bad = F.when(is_bad, F.coalesce("value", F.lit(b"")))
     columns = {UNREADABLE: F.col("bad"), "x": F.coalesce("x", "lon"), "y": F.coalesce("y", "lat")}
-    frame = rows.select("row.*", bad.alias("bad"), "value").withColumns(columns).drop("bad", "lon", "lat")
+    frame = rows.select("parsed.row.*", bad.alias("bad"), "value").withColumns(columns).drop("bad", "lon", "lat")
     return _with_moments(frame, F.col("value")).drop("value")
 
 

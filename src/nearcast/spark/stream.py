@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -24,6 +25,8 @@ from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
 COUNTS = "messages long, changes long, rejected long, newest double"
+# What Spark tells of the file of a row, in the order in which rows are taken.
+PLACE = {"file_modification_time": "timestamp", "file_path": "string", "file_block_start": "long"}
 REPORT = (
     "shard long, subscriptions long, messages long, deliveries long, rejected long, seconds double, repeated long, "
     "worker_bytes long"
@@ -99,13 +102,26 @@ def stream(
 
 
 def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
-    """Return both kinds of rows in one DataFrame, each in a column of its own."""
+    """Return both kinds of rows in one DataFrame, each in a column of its own, and where each row was read."""
     parts = [
-        frame.select(F.struct(*frame.columns).alias(name))
+        frame.select(F.struct(*frame.columns).alias(name), _place(frame).alias("place"))
         for name, frame in (("message", messages), ("change", changes))
         if frame is not None
     ]
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1], allowMissingColumns=True)
+
+
+def _place(frame: DataFrame) -> Column:
+    """Return the file of each row of a stream, by its time, and the block of the file; nulls where there are none."""
+    fields = {name: F.col(f"_metadata.{name}") for name in PLACE}
+    try:
+        # Spark Connect looks for the columns when the schema is asked for. What is no stream has an order of its own.
+        has_files = frame.isStreaming and len(frame.select(*fields.values()).schema) == len(PLACE)
+    except AnalysisException:
+        has_files = False
+    return F.struct(
+        *((value if has_files else F.lit(None)).cast(PLACE[name]).alias(name) for name, value in fields.items())
+    )
 
 
 def _process(
@@ -169,9 +185,10 @@ def _process(
 def _written_input(folder: Folder, batch: int, rows: DataFrame | None) -> dict[str, Any]:
     """Let one task write the input of a batch; return how many rows there were."""
     if rows is not None:
-        # Rows are numbered where they are read, so that one writer can put them into their order again.
+        # Rows are numbered where they are read, so that one writer can put them into their order again; but several
+        # files of a batch are read by size.
         numbered = rows.withColumn("row", F.monotonically_increasing_id())
-        in_order = numbered.repartition(1).sortWithinPartitions("row")
+        in_order = numbered.repartition(1).sortWithinPartitions("place", "row").drop("place", "row")
         for written in in_order.mapInArrow(partial(_write_input, folder, batch), COUNTS).collect():
             return written.asDict()
     # Where there are no rows, there may be no task.

@@ -1,0 +1,290 @@
+"""How are subscriptions best divided among shards? The tables of DSkype and DkM-SKS, in counts that are no times.
+
+DSkype (section 8.2): replicas and messages shipped of hash, location, keyword and prefix, for top-k subscriptions on
+three data sets and 4 to 32 shards. The floors of scores that the prefix needs are those of the sample: the k-th best
+score of each subscription among the messages that it has seen.
+
+DkM-SKS (section 5): how even the loads are of 20 workers, for nearest subscriptions on places of interest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+
+import nearcast as nc
+from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.index.compile import compiled
+from nearcast.intake import Intake
+from nearcast.jit import kernel
+from nearcast.kernels.verify import NEAREST, TOPK
+from nearcast.partition.protocol import Partitioner, Placement
+from nearcast.partition.registry import PARTITIONERS
+from nearcast.partition.report import Report, draw, report
+from nearcast.partition.statistics import Statistics
+from nearcast.results.window import taken_messages
+from nearcast.scoring.spatial import blend, spatial_similarity
+from nearcast.scoring.textual import cosine_of_unit_vectors, unit_vectors
+from nearcast.space.distance import great_circle_distance
+from workloads import DATA
+
+FOLDER = Path(__file__).parent / "report" / "partition"
+DSKYPE_DATA = ("tweets", "geonames_cities500", "airbnb_listings")
+DSKYPE = ("hash", "location", "keyword", "prefix", "spatial-first", "keyword-first")
+SHARDS = (4, 8, 16, 32)
+DKM_DATA = "poi_simplegeo"
+DKM = ("dkm", "hash", "kop", "sop", "location")
+WORKERS = 20
+K = 20
+SPATIAL_WEIGHT = 0.5
+MAX_WORDS = 5
+COLOURS = dict(zip(DSKYPE, ("#555555", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00"), strict=True))
+
+
+class Data:
+    """A data set: a third of the messages to learn from, a third to try, the others to make subscriptions of."""
+
+    def __init__(self, name: str, n_subscriptions: int, n_messages: int, *, seed: int = 7):
+        table = pq.read_table(DATA / f"{name}.parquet", columns=["lon", "lat", "text"])
+        draw_rows = np.random.default_rng(seed)
+        order = draw_rows.permutation(table.num_rows)
+        n_messages = min(n_messages, table.num_rows // 3)
+        table = table.take(pa.array(order[: 2 * n_messages + n_subscriptions]))
+        table = table.append_column("id", pa.array(np.arange(table.num_rows)))
+        self.space = nc.Geographic()
+        self.vocabulary = nc.Vocabulary.fit(table["text"].slice(0, n_messages))
+        intake = Intake(self.space, self.vocabulary, None)
+        raw, _ = intake.checked(table)
+        everything = intake.columns(raw, 0)
+        has_words = np.flatnonzero(np.diff(everything.token_offsets) > 0)
+        self.learned, self.tried, rest = (
+            taken_messages(everything, rows)
+            for rows in (has_words[:n_messages], has_words[n_messages : 2 * n_messages], has_words[2 * n_messages :])
+        )
+        self.statistics = Statistics.of(self.learned, self.space, size=n_messages)
+        # A small data set is drawn from again.
+        rows = np.concatenate([np.arange(rest.x.size), draw_rows.integers(0, rest.x.size, n_subscriptions)])
+        self.sources = taken_messages(rest, rows[:n_subscriptions])
+
+    def subscriptions(self, kind: int, ks: Any, *, seed: int = 8) -> SubscriptionColumns:
+        """Return a subscription at the place of each source, with at most five of its words."""
+        draw_words = np.random.default_rng(seed)
+        n = self.sources.x.size
+        sizes = np.diff(self.sources.token_offsets)
+        wanted = np.minimum(draw_words.integers(1, MAX_WORDS + 1, n), sizes)
+        rows = np.repeat(np.arange(n), sizes)
+        shuffled = np.lexsort((draw_words.random(rows.size), rows))
+        place_in_row = np.arange(rows.size) - np.repeat(self.sources.token_offsets[:-1], sizes)
+        chosen = shuffled[place_in_row < np.repeat(wanted, sizes)]
+        words = self.sources.token_ids[chosen]
+        words = words[np.lexsort((words, rows[chosen]))]
+        offsets = np.concatenate([[0], np.cumsum(wanted)])
+        weights = self.vocabulary.weights(words)
+        if kind == TOPK:
+            weights = unit_vectors(offsets, weights, np.ones(words.size, np.int32))
+        empty = compiled([], self.vocabulary, 0)
+        zeros = {name: np.zeros(n, array.dtype) for name, array in empty._asdict().items() if array.ndim == 1}
+        numbers = np.stack([self.sources.x, self.sources.y, np.full(n, SPATIAL_WEIGHT), np.zeros(n)], axis=1)
+        ragged = {name: np.zeros(n + 1, np.int32) for name in ("clause_offsets",)}
+        return SubscriptionColumns(
+            **zeros
+            | ragged
+            | {
+                "kinds": np.full(n, kind, np.int8),
+                "orders": np.arange(n),
+                "numbers": numbers,
+                "ks": np.asarray(ks, np.int32),
+                "token_offsets": offsets.astype(np.int32),
+                "token_ids": words,
+                "token_weights": weights,
+                "required_offsets": empty.required_offsets,
+                "required_ids": empty.required_ids,
+                "forbidden_offsets": empty.forbidden_offsets,
+                "forbidden_ids": empty.forbidden_ids,
+            }
+        )
+
+
+def floors_of(subscriptions: SubscriptionColumns, messages: MessageColumns, max_dist: float) -> Any:
+    """Return the k-th best score of each subscription among messages that share a word, 0 if there are fewer."""
+    order = np.argsort(messages.token_ids, kind="stable")
+    rows = np.repeat(np.arange(messages.x.size), np.diff(messages.token_offsets))[order]
+    words = messages.token_ids[order]
+    n_words = int(max(words.max(), subscriptions.token_ids.max())) + 1
+    offsets = np.searchsorted(words, np.arange(n_words + 1))
+    return kth_scores(subscriptions, messages, offsets, rows, max_dist)
+
+
+@kernel
+def kth_scores(s: Any, m: Any, word_offsets: Any, word_rows: Any, max_dist: float) -> Any:
+    """Return the k-th best scores; `word_rows` are the messages of each word."""
+    floors = np.zeros(s.kinds.size)
+    seen = np.full(m.x.size, -1)
+    for slot in range(s.kinds.size):
+        ids = s.token_ids[s.token_offsets[slot] : s.token_offsets[slot + 1]]
+        weights = s.token_weights[s.token_offsets[slot] : s.token_offsets[slot + 1]]
+        best = np.zeros(s.ks[slot])
+        for word in ids:
+            for i in range(word_offsets[word], word_offsets[word + 1]):
+                row = word_rows[i]
+                if seen[row] == slot:
+                    continue
+                seen[row] = slot
+                tokens = slice(m.token_offsets[row], m.token_offsets[row + 1])
+                alike = cosine_of_unit_vectors(ids, weights, m.token_ids[tokens], m.token_units[tokens])
+                if blend(s.numbers[slot, 2], 1.0, alike) <= best[0]:
+                    continue
+                away = great_circle_distance(s.numbers[slot, 0], s.numbers[slot, 1], m.x[row], m.y[row])
+                score = blend(s.numbers[slot, 2], spatial_similarity(away, max_dist), alike)
+                if score > best[0]:
+                    best[0] = score
+                    best.sort()
+        floors[slot] = best[0]
+    return floors
+
+
+# --- the two tables
+
+
+def dskype_rows(name: str, n_subscriptions: int, n_messages: int) -> list[dict[str, Any]]:
+    """Return a row for each partitioner and number of shards."""
+    data = Data(name, n_subscriptions, n_messages)
+    columns = data.subscriptions(TOPK, np.full(data.sources.x.size, K))
+    floors = floors_of(columns, data.learned, data.space.max_dist)
+    rows = []
+    for n_shards in SHARDS:
+        for partitioner_name in DSKYPE:
+            partitioner, placement, seconds = planned(partitioner_name, columns, data.statistics, n_shards, floors)
+            told = report(partitioner, placement, columns, data.tried)
+            rows.append(measures(name, told, seconds))
+            say(rows[-1])
+    return rows
+
+
+def planned(
+    name: str, columns: SubscriptionColumns, statistics: Statistics, n_shards: int, floors: Any | None
+) -> tuple[Partitioner, Placement, float]:
+    """Return a plan as in DSkype, where windows are apart, and how long it took."""
+    kind = PARTITIONERS[name]
+    has_replicas = name in ("keyword", "prefix", "spatial-first", "keyword-first")
+    options = {"window_apart": True} if has_replicas else {}
+    started = time.perf_counter()
+    partitioner, placement = kind.fit(columns, statistics, n_shards, **options)
+    seconds = time.perf_counter() - started
+    if has_replicas and floors is not None and name != "keyword":
+        # Once the subscriptions have results, their prefixes are shorter than all of their words.
+        placed = kind(statistics, n_shards, **options)
+        placed._restore(partitioner.arrays())
+        return placed, placed.add(columns, floors=floors), seconds
+    return partitioner, placement, seconds
+
+
+def dkm_plans(n_subscriptions: int, n_messages: int) -> tuple[list[Any], SubscriptionColumns, list[dict[str, Any]]]:
+    """Return the plans of nearest subscriptions, the subscriptions, and a row for each."""
+    data = Data(DKM_DATA, n_subscriptions, n_messages)
+    ks = np.random.default_rng(9).integers(1, 11, data.sources.x.size)
+    columns = data.subscriptions(NEAREST, ks)
+    plans, rows = [], []
+    for name in DKM:
+        started = time.perf_counter()
+        partitioner, placement = PARTITIONERS[name].fit(columns, data.statistics, WORKERS)
+        seconds = time.perf_counter() - started
+        told = report(partitioner, placement, columns, data.tried)
+        plans.append((partitioner, placement, told))
+        rows.append(measures(DKM_DATA, told, seconds))
+        say(rows[-1])
+    return plans, columns, rows
+
+
+def measures(name: str, told: Report, seconds: float) -> dict[str, Any]:
+    """Return what is kept of a report."""
+    return {
+        "data": name,
+        "partitioner": told.partitioner,
+        "shards": told.n_shards,
+        "replication": round(told.replication, 3),
+        "shipping": round(told.hit_shipping, 3),
+        "expected_shipping": round(told.expected_shipping, 3),
+        "busiest_over_mean": [round(b.busiest_over_mean, 3) for b in (told.expected, told.measured)],
+        "spread_over_mean": [round(b.spread_over_mean, 3) for b in (told.expected, told.measured)],
+        "postings_hit_by_a_message": round(sum(told.measured.loads), 1),
+        "seconds_to_plan": round(seconds, 2),
+    }
+
+
+def say(row: dict[str, Any]) -> None:
+    """Print a row."""
+    print(
+        f"{row['data']:20} {row['partitioner']:14} {row['shards']:3} shards  replication {row['replication']:6.2f}  "
+        f"shipping {row['shipping']:6.2f}  busiest/mean {row['busiest_over_mean'][1]:5.2f}  "
+        f"(max-min)/mean {row['spread_over_mean'][0]:6.3f} expected {row['spread_over_mean'][1]:6.3f} measured  "
+        f"{row['seconds_to_plan']:6.2f} s",
+        flush=True,
+    )
+
+
+def draw_dskype(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw replication and shipping over the number of shards, a column for each data set."""
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    figure = Figure(figsize=(1 + 4 * len(names), 6), dpi=120, layout="constrained")
+    grid = figure.subplots(2, len(names), squeeze=False, sharex=True)
+    for column, name in enumerate(names):
+        for axes, (key, label) in zip(
+            grid[:, column],
+            {"replication": "places a subscription", "shipping": "shards a message"}.items(),
+            strict=True,
+        ):
+            for kind in DSKYPE:
+                some = [row for row in rows if (row["data"], row["partitioner"]) == (name, kind)]
+                axes.plot([r["shards"] for r in some], [r[key] for r in some], "o-", color=COLOURS[kind], label=kind)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(SHARDS, map(str, SHARDS))
+            axes.grid(color="#dddddd", linewidth=0.6)
+            axes.set_ylabel(label)
+        grid[0, column].set_title(name, fontsize=10)
+        grid[1, column].set_xlabel("shards")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Make the tables of the data sets that are here."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subscriptions", type=int, default=100_000)
+    parser.add_argument("--messages", type=int, default=30_000, help="learned from, and as many tried")
+    parser.add_argument("--only", choices=["dskype", "dkm"])
+    options = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    here = [name for name in (*DSKYPE_DATA, DKM_DATA) if (DATA / f"{name}.parquet").exists()]
+    for name in (*DSKYPE_DATA, DKM_DATA):
+        if name not in here:
+            print(f"{name} is skipped: it is not in {DATA}", file=sys.stderr)
+    setting = {"subscriptions": options.subscriptions, "messages": options.messages}
+    if options.only != "dkm":
+        names = [name for name in DSKYPE_DATA if name in here]
+        rows = [row for name in names for row in dskype_rows(name, options.subscriptions, options.messages)]
+        if rows:
+            write(FOLDER / "dskype.json", setting | {"k": K, "spatial_weight": SPATIAL_WEIGHT, "rows": rows})
+            draw_dskype(rows, FOLDER / "dskype.png")
+    if options.only != "dskype" and DKM_DATA in here:
+        plans, columns, rows = dkm_plans(options.subscriptions, options.messages)
+        write(FOLDER / "dkm.json", setting | {"workers": WORKERS, "rows": rows})
+        draw(FOLDER / "dkm.png", plans, columns)
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write figures as JSON."""
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""`nearcast plan`: how subscriptions would be divided among shards, and what each way is worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import typer
+from rich.table import Table
+
+from nearcast.cli.files import FileRows, check_outputs, errors_in, read_rows
+from nearcast.cli.options import (
+    MaxDist,
+    Planar,
+    VocabularyFile,
+    WindowCount,
+    WindowSeconds,
+    broker_of,
+    check_topk_has_window,
+)
+from nearcast.cli.show import errors, output, print_rejections
+from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.errors import NearcastError, Rejection
+from nearcast.index.compile import compiled, parsed
+from nearcast.intake import Intake
+from nearcast.model import checked_choice
+from nearcast.partition.registry import PARTITIONERS
+from nearcast.partition.report import Report, draw, report
+from nearcast.partition.statistics import Statistics
+from nearcast.results.window import taken_messages
+from nearcast.subscription_tables import subscriptions_of_table
+
+ALL = "all"
+EXAMPLES = """[bold]Examples[/]
+
+nearcast plan subscriptions.parquet messages.parquet --shards 8
+
+nearcast plan subscriptions.jsonl messages.jsonl --shards 20 --partitioner dkm --partitioner hash --draw plan.png"""
+
+
+def plan(
+    subscriptions: Annotated[
+        Path,
+        typer.Argument(metavar="SUBSCRIPTIONS", help="File of subscriptions: Parquet, CSV, JSON lines or GeoJSON."),
+    ],
+    messages: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MESSAGES", help="File with a sample of messages; every other one is learned from, the rest tried."
+        ),
+    ],
+    shards: Annotated[int, typer.Option(min=1, max=4096, help="Among how many shards to divide them.")] = 4,
+    partitioner: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(PARTITIONERS)}; may be given several times. All by default."),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--draw", help="Also draw maps and loads, to a .png, .svg or .pdf file.")
+    ] = None,
+    planar: Planar = None,
+    max_dist: MaxDist = None,
+    window_count: WindowCount = None,
+    window_seconds: WindowSeconds = None,
+    vocabulary: VocabularyFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the measures as JSON, and nothing else.")] = False,
+) -> None:
+    """Try ways to divide subscriptions among shards: replicas, messages shipped, and how even the loads are."""
+    names = [checked_choice("partitioner", name, [*PARTITIONERS, ALL]) for name in partitioner or [ALL]]
+    names = list(PARTITIONERS) if ALL in names else list(dict.fromkeys(names))
+    # Made for its checks, its space and its words; nothing is registered with it.
+    broker = broker_of(planar, max_dist, window_count, window_seconds, vocabulary)
+    check_outputs([picture], [subscriptions, messages, *filter(None, [vocabulary])])
+    subscription_rows, message_rows = read_rows(subscriptions), read_rows(messages)
+    check_topk_has_window(subscription_rows.table, broker)
+    intake = Intake(broker.space, broker.vocabulary, broker.window)
+    with errors_in(subscriptions):
+        columns, bad_subscriptions = _compiled(subscription_rows.table, intake)
+    with errors_in(messages):
+        raw, bad_messages = intake.checked(message_rows.table)
+        sample = intake.columns(raw, 0)
+    if not as_json:
+        _print_rejections("subscriptions", subscription_rows, bad_subscriptions)
+        _print_rejections("messages", message_rows, bad_messages)
+    if not columns.kinds.size or sample.x.size < 2:
+        raise NearcastError("a plan needs at least one subscription and two messages")
+    learned, tried = (taken_messages(sample, np.arange(start, sample.x.size, 2)) for start in (0, 1))
+    statistics = Statistics.of(learned, broker.space)
+    plans = []
+    for name in names:
+        with errors.status(f"planning: {name} ..."):
+            made, placement = PARTITIONERS[name].fit(columns, statistics, shards, has_window=broker.window is not None)
+            plans.append((made, placement, report(made, placement, columns, tried)))
+    if picture is not None:
+        draw(picture, plans, columns)
+    reports = [told for _, _, told in plans]
+    if as_json:
+        typer.echo(json.dumps([told.as_dict() for told in reports]))
+    else:
+        _print(reports, columns, tried)
+
+
+def _compiled(table: pa.Table, intake: Intake) -> tuple[SubscriptionColumns, list[Rejection]]:
+    rows: dict[Any, Any] = {}
+    rejections = []
+    for number, item in enumerate(subscriptions_of_table(table)):
+        if isinstance(item, Rejection):
+            rejections.append(item)
+            continue
+        try:
+            row = parsed(item, intake.vocabulary, intake.space)
+        except NearcastError as error:
+            rejections.append(Rejection(number, item.id, str(error)))
+        else:
+            # A later row replaces an earlier one.
+            rows.pop(item.id, None)
+            rows[item.id] = row
+    return compiled(list(rows.values()), intake.vocabulary, 0), rejections
+
+
+def _print_rejections(what: str, rows: FileRows, bad: list[Rejection]) -> None:
+    told = [row._replace(row=rows.numbers[row.row]) for row in bad]
+    print_rejections(what, sorted([*rows.rejections, *told], key=lambda row: row.row))
+
+
+def _print(reports: list[Report], subscriptions: SubscriptionColumns, messages: MessageColumns) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("partitioner")
+    for name in ("places a\nsubscription", "shards a\nmessage", "of them\nmay match", "busiest over mean\nexpected"):
+        table.add_column(name, justify="right")
+    for name in ("\nmeasured", "max - min over mean\nexpected", "\nmeasured"):
+        table.add_column(name, justify="right")
+    for told in reports:
+        balances = (told.expected, told.measured)
+        table.add_row(
+            told.partitioner,
+            *(f"{value:.2f}" for value in (told.replication, told.shipping, told.hit_shipping)),
+            *(f"{balance.busiest_over_mean:.2f}" for balance in balances),
+            *(f"{100 * balance.spread_over_mean:.0f} %" for balance in balances),
+        )
+    n_shards = reports[0].n_shards
+    output.print(
+        f"{subscriptions.kinds.size:,} subscriptions on {n_shards} shards, tried with {messages.x.size:,} messages",
+        highlight=False,
+    )
+    output.print(table, highlight=False, soft_wrap=True)

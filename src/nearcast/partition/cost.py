@@ -1,0 +1,65 @@
+"""Where a subscription is expected to be hit, and how costs are spread evenly over shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nearcast.columns import SubscriptionColumns, X, Y
+from nearcast.jit import kernel
+from nearcast.kernels.verify import NEAREST
+from nearcast.partition.postings import Postings
+from nearcast.partition.statistics import Statistics
+
+
+def expected_boxes(subscriptions: SubscriptionColumns, postings: Postings, statistics: Statistics) -> Any:
+    """Return the boxes of postings, those of nearest subscriptions as they will be once there are k results."""
+    nearest = np.flatnonzero(subscriptions.kinds == NEAREST)
+    if not nearest.size:
+        return postings.boxes
+    boxes = postings.boxes.copy()
+    is_nearest = subscriptions.kinds[postings.slots] == NEAREST
+    sizes = np.diff(postings.offsets)[nearest]
+    squares = statistics.squares(
+        np.concatenate([[0], np.cumsum(sizes)]),
+        postings.words[is_nearest],
+        subscriptions.numbers[nearest, X],
+        subscriptions.numbers[nearest, Y],
+        subscriptions.ks[nearest],
+    )
+    boxes[is_nearest] = np.repeat(squares, sizes, axis=0)
+    return boxes
+
+
+@kernel
+def boxes_around(offsets: Any, boxes: Any) -> Any:
+    """Return the box around each ragged row of boxes; one around nothing holds nothing."""
+    result = np.empty((offsets.size - 1, 4))
+    for row in range(offsets.size - 1):
+        result[row, :2] = np.inf
+        result[row, 2:] = -np.inf
+        for i in range(offsets[row], offsets[row + 1]):
+            for side in range(2):
+                result[row, side] = min(result[row, side], boxes[i, side])
+                result[row, side + 2] = max(result[row, side + 2], boxes[i, side + 2])
+    return result
+
+
+@kernel
+def greedily_assigned(costs: Any, order: Any, loads: Any) -> Any:
+    """Return the shard of each item: in this order, each goes to the least loaded, the first of equals.
+
+    `loads` are those so far; they are changed. With the costliest first this is algorithm 1 of DkM-SKS.
+    """
+    shards = np.empty(costs.size, np.int64)
+    for item in order:
+        shard = np.argmin(loads)
+        shards[item] = shard
+        loads[shard] += costs[item]
+    return shards
+
+
+def costliest_first(costs: Any) -> Any:
+    """Return the order by falling costs, of equals the earlier first."""
+    return np.argsort(-costs, kind="stable")
