@@ -59,10 +59,10 @@ class PublishedIndex(ABC):
         """The bytes in use."""
         return self._shape()[1]
 
-    def attach(self, subscriptions: SubscriptionColumns) -> None:
+    def attach(self, subscriptions: SubscriptionColumns) -> None:  # noqa: B027
         """Do nothing: subscriptions are not looked at."""
 
-    def repost(self, slots: Any) -> None:
+    def repost(self, slots: Any) -> None:  # noqa: B027
         """Do nothing: floors are not looked at."""
 
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:

@@ -18,7 +18,8 @@ whose boxes hold it but for the width of a slab. Nothing is replicated, and post
 that are set lie together.
 
 No match is lost: a message that matches a clause has all its words, so it has the first and the second; its point
-lies in a box of the cover. A message that reaches a threshold or a floor lies in the circle of the first word it shares.
+lies in a box of the cover. A message that reaches a threshold or a floor lies in the circle of the first word that it
+shares.
 """
 
 from __future__ import annotations

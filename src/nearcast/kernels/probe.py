@@ -36,7 +36,15 @@ from nearcast.kernels.postings import (
     table_place,
     words_of,
 )
-from nearcast.kernels.scored import MAX_OTHERS, NONE, is_first_here, is_known, shared_cosine, shared_words, weights_of_pair
+from nearcast.kernels.scored import (
+    MAX_OTHERS,
+    NONE,
+    is_first_here,
+    is_known,
+    shared_cosine,
+    shared_words,
+    weights_of_pair,
+)
 from nearcast.scoring.spatial import blend, spatial_similarity
 from nearcast.scoring.textual import WEIGHTED_JACCARD, set_similarity
 from nearcast.space.distance import distance

@@ -233,9 +233,7 @@ def shared_words(token_offsets: Any, token_ids: Any, token_weights: Any, slot: A
 
 
 @kernel
-def shared_cosine(
-    token_offsets: Any, token_ids: Any, token_weights: Any, slot: Any, has_word: Any, units: Any
-) -> Any:
+def shared_cosine(token_offsets: Any, token_ids: Any, token_weights: Any, slot: Any, has_word: Any, units: Any) -> Any:
     """Return the ranks of the first and the second shared word, and the cosine; `units` are the message's by token."""
     start = token_offsets[slot]
     first = NONE

@@ -151,9 +151,7 @@ class Feeds:
         owners = self._feed_of_slot[found.slots]
         arrivals = messages.arrivals[found.rows]
         is_nearest = self._feeds.values["is_nearest"][owners] != 0
-        scores = np.where(
-            is_nearest, -filled(found.distances, owners.size), filled(found.scores, owners.size)
-        )
+        scores = np.where(is_nearest, -filled(found.distances, owners.size), filled(found.scores, owners.size))
         order = np.lexsort((arrivals, owners))
         owners, arrivals, scores = owners[order], arrivals[order], scores[order]
         expired = self._log.expired(self._expired_before)
