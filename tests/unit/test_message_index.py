@@ -9,7 +9,7 @@ import nearcast as nc
 from nearcast.columns import MessageColumns
 from nearcast.index.compile import compiled, parsed
 from nearcast.index.growable import stacked
-from nearcast.kernels.evaluate import alike_upper_bound, least_distance
+from nearcast.kernels.evaluate import least_distance, turn_over
 from nearcast.kernels.verify import TOPK, verdicts
 from nearcast.results import message_index
 from nearcast.results.message_index import MessageIndex
@@ -201,18 +201,15 @@ def test_segments_are_few_and_hold_no_message_twice():
     assert 2000 - message_index.MAX_TAIL <= sum(sizes) <= 2000
 
 
-def test_bounds_hold_and_are_reached():
-    draw = np.random.default_rng(8)
-    for _ in range(300):
-        weights = draw.random(draw.integers(1, 5))
-        weights /= np.sqrt((weights**2).sum())
-        unit, rest = draw.random(), float(np.sqrt((weights[1:] ** 2).sum()))
-        # The other words of the message point in the direction of the subscription's: no other has a larger cosine.
-        others = np.sqrt(1 - unit**2) * weights[1:] / rest if rest else weights[1:]
-        cosine = float(weights[0] * unit + (weights[1:] * others).sum())
-        alike = alike_upper_bound(weights[0], rest, unit, unit)
-        assert cosine - 1e-9 <= alike < cosine + 1e-3
-        assert alike <= alike_upper_bound(weights[0], rest, unit * draw.random(), unit + (1 - unit) * draw.random())
+def test_signatures_turned_over_twice_are_as_before():
+    signatures = np.random.default_rng(6).integers(0, 2**64, 200, np.uint64)
+    children = np.array([(0, 64), (64, 70), (70, 134), (134, 198), (198, 200)], np.int32)
+    turned = signatures.copy()
+    turn_over(turned, children, 5)
+    assert all(turned[70 + i] >> j & 1 == signatures[70 + j] >> i & 1 for i in range(64) for j in range(64))
+    assert turned[64:70].tolist() == signatures[64:70].tolist()
+    turn_over(turned, children, 5)
+    assert turned.tolist() == signatures.tolist()
 
 
 @pytest.mark.parametrize("name", ["planar", "geographic"])

@@ -7,9 +7,13 @@ found        for each of `slots` what other segments gave: offsets, arrivals, sc
 limits       Limits: which messages are current
 
 A posting stands for a message under one of its tokens. A message is scored under the last of the tokens that it shares
-with a subscription, so it counts once: ids fall as weights rise, so this tends to be the heaviest. What else it shares
-is bounded by its signature, a bit for each of its tokens, and by the length of a unit vector (Skype, section 4).
-Places are float32, of a square of side 1 or of a sphere of radius 1, where straight lines are shorter than arcs and
+with a subscription, so it counts once: ids fall as weights rise, so this tends to be the heaviest. The unit weight of a
+token in a message is at most the token's weight times the message's scale; both are the same if no token occurs twice.
+So a bound of the cosine (Skype, section 4) is nearly the cosine once the shared tokens are known, and a signature tells
+nearly that: a bit for each token of the message. In a leaf of 64 postings signatures are turned over: word b has bit b
+of all of them.
+
+Places are float32, in a square of side 1 or on a sphere of radius 1, where straight lines are shorter than arcs and
 neither poles nor the antimeridian are special. Bounds leave room for the rounding of all that; scores are exact.
 """
 
@@ -21,17 +25,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nearcast.columns import BLEND_WEIGHT, X, Y
-from nearcast.jit import kernel
+from nearcast.jit import kernel, lowest_bit
 from nearcast.kernels.verify import NEAREST, TOPK
 from nearcast.scoring.spatial import blend, spatial_similarity
 from nearcast.space.distance import distance
 
-N_BITS = 63
-# More tokens than this are bounded together.
+WORD = 64
+# The most frequent tokens, those with the lowest ids, have bits of their own; the others share the rest.
+N_OWN_BITS = 16
+# Of more tokens than this all are taken to be shared.
 MAX_TOLD_APART = 8
-# Of a score, and of a squared unit weight: above the rounding of float32.
+# Of a score: above the rounding of float32.
 SCORE_SLACK = 1e-6
-SQUARE_SLACK = 3e-7
+ONE = np.uint64(1)
+ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 class MessageSegment(NamedTuple):
@@ -40,13 +47,14 @@ class MessageSegment(NamedTuple):
     first_arrival: int
     n_messages: int
     tokens: Any  # int32, ascending
+    weights: Any  # float64: of each token
     offsets: Any  # int64: the postings of each token
     roots: Any  # int32: the node of each token
     rows: Any  # int32, arrivals less the first one
-    units: Any  # float32, the unit weight of the token in the message
-    signatures: Any  # int64
+    scales: Any  # float32: unit weights are at most so many times weights
+    signatures: Any  # uint64
     places: Any  # float32 (n, 2 or 3)
-    bounds: Any  # float32 (n_nodes, 8): lowest and highest place, in three dimensions, and unit weight
+    bounds: Any  # float32 (n_nodes, 7): lowest and highest place, in three dimensions, and highest scale
     children: Any  # int32 (n_nodes, 2): from which to which posting or, from n_leaves on, node
     n_leaves: int
 
@@ -67,23 +75,47 @@ class Limits(NamedTuple):
 
 
 @kernel
-def token_bit(token: int) -> Any:
-    """Return the bit of a token in signatures."""
-    return np.int64(1) << (((np.int64(token) + 1) * 2654435769 >> 15) % N_BITS)
+def bit_of(token: Any) -> Any:
+    """Return which bit of signatures stands for a token."""
+    if token < N_OWN_BITS:
+        return token
+    return N_OWN_BITS + ((np.int64(token) * 2654435769) >> 15) % (WORD - N_OWN_BITS)
 
 
 @kernel
-def signatures_of(token_offsets: Any, token_ids: Any) -> Any:
-    """Return the bits of the tokens of each message."""
-    result = np.zeros(token_offsets.size - 1, np.int64)
-    for row in range(result.size):
+def signatures_and_scales(token_offsets: Any, token_ids: Any, token_weights: Any, token_units: Any) -> Any:
+    """Return the bits of the tokens of each message, and the largest ratio of unit weight and weight."""
+    signatures = np.zeros(token_offsets.size - 1, np.uint64)
+    scales = np.zeros(token_offsets.size - 1, np.float32)
+    for row in range(signatures.size):
+        scale = 0.0
         for i in range(token_offsets[row], token_offsets[row + 1]):
-            result[row] |= token_bit(token_ids[i])
-    return result
+            signatures[row] |= ONE << np.uint64(bit_of(token_ids[i]))
+            scale = max(scale, token_units[i] / token_weights[i])
+        scales[row] = scale
+    return signatures, scales
 
 
 @kernel
-def nodes(offsets: Any, units: Any, places: Any, leaf_size: int, fanout: int) -> Any:
+def turn_over(signatures: Any, children: Any, n_leaves: int) -> None:
+    """Turn over the signatures in leaves of 64 postings; done twice, nothing has changed."""
+    words = np.empty(WORD, np.uint64)
+    for leaf in range(n_leaves):
+        start = children[leaf, 0]
+        if children[leaf, 1] - start != WORD:
+            continue
+        words[:] = 0
+        for i in range(WORD):
+            left = signatures[start + i]
+            bit = ONE << np.uint64(i)
+            while left != 0:
+                words[lowest_bit(left)] |= bit
+                left &= left - ONE
+        signatures[start : start + WORD] = words
+
+
+@kernel
+def nodes(offsets: Any, scales: Any, places: Any, leaf_size: int, fanout: int) -> Any:
     """Return the root of each list, bounds and children of all nodes, and the number of leaves, which come first."""
     n_lists = offsets.size - 1
     n_leaves = 0
@@ -96,7 +128,7 @@ def nodes(offsets: Any, units: Any, places: Any, leaf_size: int, fanout: int) ->
             level = (level + fanout - 1) // fanout
             n_nodes += level
     roots = np.empty(n_lists, np.int32)
-    bounds = np.zeros((n_nodes, 8), np.float32)
+    bounds = np.zeros((n_nodes, 7), np.float32)
     children = np.empty((n_nodes, 2), np.int32)
     leaf = 0
     end = n_leaves
@@ -109,8 +141,7 @@ def nodes(offsets: Any, units: Any, places: Any, leaf_size: int, fanout: int) ->
             for axis in range(places.shape[1]):
                 bounds[leaf, axis] = places[start:stop, axis].min()
                 bounds[leaf, axis + 3] = places[start:stop, axis].max()
-            bounds[leaf, 6] = units[start:stop].min()
-            bounds[leaf, 7] = units[start:stop].max()
+            bounds[leaf, 6] = scales[start:stop].max()
             leaf += 1
         last = leaf
         while last - first > 1:
@@ -119,10 +150,9 @@ def nodes(offsets: Any, units: Any, places: Any, leaf_size: int, fanout: int) ->
                 stop = min(start + fanout, last)
                 children[end, 0] = start
                 children[end, 1] = stop
-                for side in range(8):
-                    is_low = side < 3 or side == 6
+                for side in range(7):
                     values = bounds[start:stop, side]
-                    bounds[end, side] = values.min() if is_low else values.max()
+                    bounds[end, side] = values.min() if side < 3 else values.max()
                 end += 1
             first = next_first
             last = end
@@ -141,18 +171,6 @@ def least_distance(is_geographic: bool, gap: float, length: float, margin: float
         square = gap * gap
         gap *= 1.0 + square * (1.0 / 24.0 + square * (3.0 / 640.0 + square * (5.0 / 7168.0)))
     return max(0.0, gap * length - margin)
-
-
-@kernel
-def alike_upper_bound(weight: float, rest: float, least: float, most: float) -> float:
-    """Return the largest cosine if the message's unit weight of a token lies between `least` and `most`.
-
-    `weight` is the token's in the subscription, `rest` the length of the other weights that count.
-    """
-    if rest == 0.0:
-        return weight * most
-    unit = min(max(weight / math.sqrt(weight * weight + rest * rest), least), most)
-    return weight * unit + rest * math.sqrt(max(0.0, 1.0 - unit * unit) + SQUARE_SLACK)
 
 
 @kernel
@@ -289,7 +307,7 @@ def shared(
 @kernel
 def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any, found: Any, limits: Any) -> Any:
     """Return what was found before and the best of a segment, as `found`; nothing below the n-th best score."""
-    first_arrival, _, tokens, _, roots, rows, units, signatures, places, bounds, children, n_leaves = segment
+    first_arrival, _, tokens, weights, _, roots, rows, scales, signatures, places, bounds, children, n_leaves = segment
     least_arrival, is_timed, after_time, is_geographic, max_dist, length, margin = limits
     found_offsets, found_arrivals, found_scores = found
     m_x, m_y, m_offsets, m_ids, m_units, m_times = m.x, m.y, m.token_offsets, m.token_ids, m.token_units, m.times
@@ -303,8 +321,11 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
     best = np.empty(1 if wanted.size == 0 else min(wanted.max(), m_x.size), np.float64)
     keys = np.empty(1024, np.float64)
     items = np.empty(1024, np.int64)
-    rests = np.empty(64, np.float64)
-    bits = np.empty(64, np.int64)
+    present = np.empty(64, np.int32)
+    gains = np.empty(64, np.float64)
+    totals = np.empty(64, np.float64)
+    lengths = np.empty(64, np.float64)
+    words = np.empty(MAX_TOLD_APART, np.uint64)
     for place in range(slots.size):
         slot = slots[place]
         is_nearest = s_kinds[slot] == NEAREST
@@ -316,10 +337,11 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
         z = centres[place, 2]
         s_start = np.int64(s_offsets[slot])
         s_stop = np.int64(s_offsets[slot + 1])
-        n_tokens = s_stop - s_start
-        if rests.size <= n_tokens:
-            rests = np.empty(2 * n_tokens, np.float64)
-            bits = np.empty(2 * n_tokens, np.int64)
+        if present.size <= s_stop - s_start:
+            present = np.empty(2 * (s_stop - s_start), np.int32)
+            gains = np.empty(present.size, np.float64)
+            totals = np.empty(present.size, np.float64)
+            lengths = np.empty(present.size, np.float64)
         start = end
         n_wanted = min(wanted[place], best.size)
         n_best = 0
@@ -334,93 +356,124 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
             n_best = offered(best, n_best, n_wanted, found_scores[i])
         if n_best == n_wanted:
             floor = best[0]
-        # The square of the length of all weights before a token, and the bits of those tokens.
+        # The tokens that the segment has: what each gives to the cosine at a scale of 1, what it gives together with
+        # those before it, and the length of all these weights, which no cosine exceeds.
+        n_present = 0
+        total = 0.0
         square = 0.0
-        mask = np.int64(0)
         size = 0
-        for i in range(n_tokens):
-            token = s_ids[s_start + i]
-            weight = 0.0 if is_nearest else s_weights[s_start + i]
-            rests[i] = square
-            bits[i] = mask
-            square += weight * weight
-            mask |= token_bit(token)
+        for i in range(s_start, s_stop):
+            token = s_ids[i]
             group = np.searchsorted(tokens, token)
             if group == tokens.size or tokens[group] != token:
                 continue
+            weight = 0.0 if is_nearest else s_weights[i]
+            total += weight * weights[group]
+            square += weight * weight
+            present[n_present] = token
+            gains[n_present] = weight * weights[group]
+            totals[n_present] = total
+            lengths[n_present] = math.sqrt(square)
             node = np.int64(roots[group])
             away = least_distance(is_geographic, box_gap(bounds, node, x, y, z), length, margin)
-            alike = alike_upper_bound(weight, math.sqrt(rests[i]), bounds[node, 6], bounds[node, 7])
+            alike = min(bounds[node, 6] * total, lengths[n_present])
             bound = score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist)
             if bound >= floor:
                 if size == keys.size:
                     keys = enlarged(keys, 2 * size)
                     items = enlarged(items, 2 * size)
-                size = pushed(keys, items, size, bound, (node << 32) | i)
+                size = pushed(keys, items, size, bound, (node << 32) | n_present)
+            n_present += 1
         while size > 0 and keys[0] >= floor:
             node = items[0] >> 32
             rank = items[0] & 0xFFFFFFFF
             size = popped(keys, items, size)
-            weight = 0.0 if is_nearest else s_weights[s_start + rank]
-            rest = rests[rank]
+            total = totals[rank]
+            most_alike = lengths[rank]
+            first_leaf = node
+            last_leaf = node + 1
             if node >= n_leaves:
-                length_of_rest = math.sqrt(rest)
-                if size + children[node, 1] - children[node, 0] > keys.size:
-                    keys = enlarged(keys, 2 * keys.size)
-                    items = enlarged(items, 2 * items.size)
-                for child in range(children[node, 0], children[node, 1]):
-                    away = least_distance(is_geographic, box_gap(bounds, child, x, y, z), length, margin)
-                    alike = alike_upper_bound(weight, length_of_rest, bounds[child, 6], bounds[child, 7])
-                    bound = score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist)
-                    if bound >= floor:
-                        size = pushed(keys, items, size, bound, (np.int64(child) << 32) | rank)
-                continue
-            token = s_ids[s_start + rank]
-            mask = bits[rank]
-            for i in range(children[node, 0], children[node, 1]):
-                unit = np.float64(units[i])
-                alike = weight * unit
-                signature = signatures[i]
-                if signature & mask != 0 and not is_nearest:
-                    square = rest
-                    if rank <= MAX_TOLD_APART:
-                        square = 0.0
-                        for j in range(s_start, s_start + rank):
-                            if signature & token_bit(s_ids[j]) != 0:
-                                square += s_weights[j] * s_weights[j]
-                    alike += math.sqrt(square * (max(0.0, 1.0 - unit * unit) + SQUARE_SLACK))
-                dx = places[i, 0] - x
-                dy = places[i, 1] - y
-                gap = dx * dx + dy * dy
-                if is_geographic:
-                    dz = places[i, 2] - z
-                    gap += dz * dz
-                away = least_distance(is_geographic, math.sqrt(gap), length, margin)
+                first_leaf = np.int64(children[node, 0])
+                last_leaf = np.int64(children[node, 1])
+                # The bounds of leaves say little where other tokens may be shared, too little for a queue.
+                if rank == 0 or is_nearest or first_leaf >= n_leaves:
+                    if size + last_leaf - first_leaf > keys.size:
+                        keys = enlarged(keys, 2 * keys.size)
+                        items = enlarged(items, 2 * items.size)
+                    for child in range(first_leaf, last_leaf):
+                        away = least_distance(is_geographic, box_gap(bounds, child, x, y, z), length, margin)
+                        alike = min(bounds[child, 6] * total, most_alike)
+                        bound = score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist)
+                        if bound >= floor:
+                            size = pushed(keys, items, size, bound, (child << 32) | rank)
+                    continue
+            gain = gains[rank]
+            token = present[rank]
+            for leaf in range(first_leaf, last_leaf):
+                away = least_distance(is_geographic, box_gap(bounds, leaf, x, y, z), length, margin)
+                alike = min(bounds[leaf, 6] * total, most_alike)
                 if score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist) < floor:
                     continue
-                row = rows[i] + shift
-                if rows[i] < least_row or (is_timed and m_times[row] <= after_time):
-                    continue
-                cosine, last = shared(
-                    s_ids, s_weights, s_start, s_stop, m_ids, m_units, m_offsets[row], m_offsets[row + 1]
-                )
-                if last != token:
-                    continue
-                away = distance(is_geographic, s_x, s_y, m_x[row], m_y[row])
-                score = -away if is_nearest else blend(spatial_weight, spatial_similarity(away, max_dist), cosine)
-                if score < floor:
-                    continue
-                if end == arrivals.size:
-                    end = kept(arrivals, scores, start, end, floor)
-                    if 2 * end > arrivals.size:
-                        arrivals = enlarged(arrivals, 2 * arrivals.size)
-                        scores = enlarged(scores, 2 * scores.size)
-                arrivals[end] = first_arrival + rows[i]
-                scores[end] = score
-                end += 1
-                n_best = offered(best, n_best, n_wanted, score)
-                if n_best == n_wanted:
-                    floor = best[0]
+                leaf_start = np.int64(children[leaf, 0])
+                n = children[leaf, 1] - leaf_start
+                n_others = rank if rank <= MAX_TOLD_APART else 0
+                # A bit for each posting whose bound must be looked at.
+                left = ALL >> np.uint64(WORD - n)
+                others = np.uint64(0)
+                for j in range(n_others):
+                    bit = np.uint64(bit_of(present[j]))
+                    if n == WORD:
+                        words[j] = signatures[leaf_start + np.int64(bit)]
+                    else:
+                        words[j] = 0
+                        for i in range(n):
+                            words[j] |= ((signatures[leaf_start + i] >> bit) & ONE) << np.uint64(i)
+                    others |= words[j]
+                if rank <= MAX_TOLD_APART:
+                    alike = bounds[leaf, 6] * gain
+                    if score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist) < floor:
+                        left = others
+                while left != 0:
+                    bit = np.uint64(lowest_bit(left))
+                    left &= left - ONE
+                    posting = leaf_start + np.int64(bit)
+                    alike = gain if rank <= MAX_TOLD_APART else total
+                    for j in range(n_others):
+                        if (words[j] >> bit) & ONE != 0:
+                            alike += gains[j]
+                    alike = min(alike * scales[posting], most_alike)
+                    dx = places[posting, 0] - x
+                    dy = places[posting, 1] - y
+                    gap = dx * dx + dy * dy
+                    if is_geographic:
+                        dz = places[posting, 2] - z
+                        gap += dz * dz
+                    away = least_distance(is_geographic, math.sqrt(gap), length, margin)
+                    if score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist) < floor:
+                        continue
+                    row = rows[posting] + shift
+                    if rows[posting] < least_row or (is_timed and m_times[row] <= after_time):
+                        continue
+                    cosine, last = shared(
+                        s_ids, s_weights, s_start, s_stop, m_ids, m_units, m_offsets[row], m_offsets[row + 1]
+                    )
+                    if last != token:
+                        continue
+                    away = distance(is_geographic, s_x, s_y, m_x[row], m_y[row])
+                    score = -away if is_nearest else blend(spatial_weight, spatial_similarity(away, max_dist), cosine)
+                    if score < floor:
+                        continue
+                    if end == arrivals.size:
+                        end = kept(arrivals, scores, start, end, floor)
+                        if 2 * end > arrivals.size:
+                            arrivals = enlarged(arrivals, 2 * arrivals.size)
+                            scores = enlarged(scores, 2 * scores.size)
+                    arrivals[end] = first_arrival + rows[posting]
+                    scores[end] = score
+                    end += 1
+                    n_best = offered(best, n_best, n_wanted, score)
+                    if n_best == n_wanted:
+                        floor = best[0]
         end = kept(arrivals, scores, start, end, floor)
         result_offsets[place + 1] = end
     return result_offsets, arrivals[:end], scores[:end]
@@ -460,9 +513,9 @@ def scanned(tail_arrival: int, tail: Any, s: Any, m: Any, slots: Any, wanted: An
             n_best = offered(best, n_best, n_wanted, found_scores[i])
         if n_best == n_wanted:
             floor = best[0]
-        mask = np.int64(0)
+        mask = np.uint64(0)
         for i in range(s_offsets[slot], s_offsets[slot + 1]):
-            mask |= token_bit(s_ids[i])
+            mask |= ONE << np.uint64(bit_of(s_ids[i]))
         sort_by_arrival(arrivals, scores, start, end)
         for i in range(least, tail.size):
             if tail[i] & mask == 0:

@@ -14,7 +14,7 @@ import numpy as np
 
 from nearcast.columns import NO_TIME, MessageColumns, SubscriptionColumns, X, Y
 from nearcast.index.growable import Growable
-from nearcast.kernels.evaluate import Limits, MessageSegment, nodes, scanned, searched, signatures_of
+from nearcast.kernels.evaluate import Limits, MessageSegment, nodes, scanned, searched, signatures_and_scales, turn_over
 from nearcast.model import EARTH_RADIUS, Geographic, Space
 from nearcast.space.covers import TINY
 
@@ -39,9 +39,10 @@ class _Postings(NamedTuple):
     """Messages under each of their tokens, in any order."""
 
     tokens: Any  # int32
-    rows: Any  # int32, less than n_messages
-    units: Any  # float32
-    signatures: Any  # int64
+    weights: Any  # float64
+    rows: Any  # int32
+    scales: Any  # float32
+    signatures: Any  # uint64
     places: Any  # float32 (n, 2 or 3)
 
 
@@ -57,7 +58,7 @@ class MessageIndex:
         self._is_geographic = isinstance(space, Geographic)
         self._segments: list[MessageSegment] = []
         self._tail: list[_Postings] = []
-        self._tail_signatures = Growable(np.empty(0, np.int64))
+        self._tail_signatures = Growable(np.empty(0, np.uint64))
         self._first_arrival = self._next_arrival = 0
 
     def append(self, messages: MessageColumns) -> None:
@@ -69,12 +70,15 @@ class MessageIndex:
         if not n_messages:
             return
         self._next_arrival = int(messages.arrivals[-1]) + 1
-        signatures = signatures_of(messages.token_offsets, messages.token_ids)
+        signatures, scales = signatures_and_scales(
+            messages.token_offsets, messages.token_ids, messages.token_weights, messages.token_units
+        )
         rows = np.repeat(np.arange(n_messages, dtype=np.int32), np.diff(messages.token_offsets))
         postings = _Postings(
             messages.token_ids.copy(),
+            messages.token_weights.copy(),
             rows + np.int32(self._tail_signatures.size),
-            messages.token_units.astype(np.float32),
+            scales[rows],
             signatures[rows],
             self._places(messages.x, messages.y).astype(np.float32)[rows],
         )
@@ -179,15 +183,18 @@ class MessageIndex:
             merged.append((part.first_arrival, _postings(part)))
             self._segments.pop()
         self._tail = []
-        self._tail_signatures = Growable(np.empty(0, np.int64))
+        self._tail_signatures = Growable(np.empty(0, np.uint64))
         first = max(min(start for start, _ in merged), self._first_arrival)
         if first < self._next_arrival:
             self._segments.append(_segment(first, self._next_arrival - first, _joined(merged, first)))
 
 
 def _postings(segment: MessageSegment) -> _Postings:
-    tokens = np.repeat(segment.tokens, np.diff(segment.offsets))
-    return _Postings(tokens, segment.rows, segment.units, segment.signatures, segment.places)
+    sizes = np.diff(segment.offsets)
+    signatures = segment.signatures.copy()
+    turn_over(signatures, segment.children, segment.n_leaves)
+    tokens, weights = np.repeat(segment.tokens, sizes), np.repeat(segment.weights, sizes)
+    return _Postings(tokens, weights, segment.rows, segment.scales, signatures, segment.places)
 
 
 def _joined(parts: list[tuple[int, _Postings]], first_arrival: int) -> _Postings:
@@ -201,24 +208,28 @@ def _joined(parts: list[tuple[int, _Postings]], first_arrival: int) -> _Postings
 def _segment(first_arrival: int, n_messages: int, postings: _Postings) -> MessageSegment:
     tokens, lists, sizes = np.unique(postings.tokens, return_inverse=True, return_counts=True)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    # Within a list by falling weight first, for the layers; weights are positive, so their bits are in order too.
-    order = np.argsort((lists << 32) | (0x7FFFFFFF - postings.units.view(np.int32)))
+    weights = np.zeros(tokens.size)
+    np.maximum.at(weights, lists, postings.weights)
+    # Within a list by falling scale first, for the layers; scales are positive, so their bits are in order too.
+    order = np.argsort((lists << 32) | (0x7FFFFFFF - postings.scales.view(np.int32)))
     n_layers = np.ceil(np.cbrt(sizes / LEAF_SIZE)).astype(np.int64)
     ranks = np.arange(order.size) - np.repeat(offsets[:-1], sizes)
     layers = ranks * np.repeat(n_layers, sizes) // np.repeat(sizes, sizes)
     z_ranks = _z_ranks(n_messages, postings.rows, postings.places)[postings.rows[order]]
     firsts = np.repeat(np.concatenate([[0], np.cumsum(n_layers)])[:-1], sizes)
     order = order[np.argsort(((firsts + layers) << 32) | z_ranks)]
-    _, rows, units, signatures, places = (array[order] for array in postings)
-    roots, bounds, children, n_leaves = nodes(offsets, units, places, LEAF_SIZE, FANOUT)
+    _, _, rows, scales, signatures, places = (array[order] for array in postings)
+    roots, bounds, children, n_leaves = nodes(offsets, scales, places, LEAF_SIZE, FANOUT)
+    turn_over(signatures, children, n_leaves)
     return MessageSegment(
         first_arrival,
         n_messages,
         tokens,
+        weights,
         offsets,
         roots,
         rows,
-        units,
+        scales,
         signatures,
         places,
         bounds,
