@@ -45,7 +45,7 @@ from nearcast.kernels.scored import (
     shared_words,
     weights_of_pair,
 )
-from nearcast.scoring.spatial import blend, spatial_similarity
+from nearcast.scoring.spatial import SLACK, blend, spatial_similarity
 from nearcast.scoring.textual import WEIGHTED_JACCARD, set_similarity
 from nearcast.space.distance import distance
 from nearcast.text.scan import grown
@@ -55,6 +55,8 @@ BLOCK_SIZE = 1 << 13
 DIGIT_BITS = 12
 MAX_BLOCK_ROWS = 1 << DIGIT_BITS
 MAX_INSERTION_SORT = 64
+# What lies in memory is asked for so many candidates ahead.
+LOOK_AHEAD = 8
 # So few runs are looked at one by one.
 MAX_STEPS = 16
 
@@ -277,7 +279,11 @@ def probe(
                 & (posting["north"] >= up)
                 & has_word[posting["word"]]
             )
-        for hit in hits[:n_inside]:
+        for i in range(n_inside):
+            hit = hits[i]
+            if has_scored and i + 2 * LOOK_AHEAD < n_inside:
+                prefetch(details, hits[i + 2 * LOOK_AHEAD])
+                prefetch(scored, np.int64(details[hits[i + LOOK_AHEAD]]["other_words"]))
             posting = postings[hit]
             slot = np.int64(posting["slot"])
             flags = 0
@@ -290,47 +296,52 @@ def probe(
                 first_other = np.int64(detail["other_words"])
                 is_true = True
                 if flags & IS_SCORED:
-                    if has_dead and not is_alive[slot]:
-                        continue
+                    # What the record alone can tell comes first: columns are far away.
                     record = scored[first_other]
                     is_topk = flags & IS_TOPK != 0
                     is_nearest = flags & IS_NEAREST != 0
+                    weight = record["blend_weight"]
                     least = record["threshold"]
-                    if is_topk or is_nearest:
-                        # What was posted for another floor has been posted anew since.
-                        if least != s_numbers[slot, BLEND_WEIGHT if is_nearest else THRESHOLD]:
-                            continue
-                        least = s_numbers[slot, THRESHOLD]
-                    alike = record["alike"]
-                    if is_known(record, has_word):
-                        if is_topk:
-                            alike *= units[record["others"][MAX_OTHERS - 1]]
-                    elif is_topk or is_nearest:
-                        first, following, alike = shared_cosine(
-                            s_token_offsets, s_token_ids, s_token_weights, slot, has_word, units
-                        )
-                        if first == NONE or not is_first_here(record, first, following):
-                            continue
-                    else:
-                        first, following, count, weight, whole = shared_words(
-                            s_token_offsets, s_token_ids, s_token_weights, slot, has_word
-                        )
-                        if not is_first_here(record, first, following):
-                            continue
-                        code = similarities[slot]
-                        if code == WEIGHTED_JACCARD:
-                            # Handing over all columns costs more than the rest, so it is the last resort.
-                            weight, whole = weights_of_pair(s, messages, slot, row)
-                        n_words = s_token_offsets[slot + 1] - s_token_offsets[slot]
-                        alike = set_similarity(code, count, n_words, tokens.size, weight, whole)
                     away = distance(is_geographic, record["x"], record["y"], x, y)
+                    near = spatial_similarity(away, max_dist)
+                    alike = record["alike"]
                     if is_nearest:
-                        is_true = -away >= least
-                    else:
-                        near = spatial_similarity(away, max_dist)
-                        weight = record["blend_weight"]
+                        if -away < least:
+                            continue
+                        alike = 0.0
+                    elif is_topk:
+                        # A cosine may be above 1 by its rounding.
+                        if blend(weight, near, 1.0 + SLACK) < least:
+                            continue
+                        alike *= units[record["others"][MAX_OTHERS - 1]]
+                    if not is_known(record, has_word):
+                        if is_topk or is_nearest:
+                            first, following, alike = shared_cosine(
+                                s_token_offsets, s_token_ids, s_token_weights, slot, has_word, units
+                            )
+                            if first == NONE or not is_first_here(record, first, following):
+                                continue
+                        else:
+                            first, following, count, shared, whole = shared_words(
+                                s_token_offsets, s_token_ids, s_token_weights, slot, has_word
+                            )
+                            if not is_first_here(record, first, following):
+                                continue
+                            code = similarities[slot]
+                            if code == WEIGHTED_JACCARD:
+                                # Handing over all columns costs more than the rest, so it is the last resort.
+                                shared, whole = weights_of_pair(s, messages, slot, row)
+                            n_words = s_token_offsets[slot + 1] - s_token_offsets[slot]
+                            alike = set_similarity(code, count, n_words, tokens.size, shared, whole)
+                    if not is_nearest:
                         score = blend(weight, near, alike) if is_topk else blend(weight, alike, near)
-                        is_true = score >= least
+                        if score < least:
+                            continue
+                    # What was posted for another floor has been posted anew since.
+                    if is_topk and least != s_numbers[slot, THRESHOLD]:
+                        continue
+                    if is_nearest and (least != s_numbers[slot, BLEND_WEIGHT] or -away < s_numbers[slot, THRESHOLD]):
+                        continue
                 for place in range(first_other, first_other + detail["n_other_words"]):
                     is_true = is_true and has_word[other_words[place]]
                 if flags & HAS_MORE_TO_CHECK and is_true:
