@@ -2,7 +2,7 @@
 
 The newest messages wait in a tail that is looked at in full; when there are enough of them they become a segment, and
 segments of similar size are merged, so that there are few. A segment has for each token the messages that have it, in
-layers of falling weight, each in Z order, cut into leaves with a bounding box and bounds of the weight.
+Z order, cut into leaves with a bounding box and a bound of the token's weight.
 """
 
 from __future__ import annotations
@@ -210,14 +210,8 @@ def _segment(first_arrival: int, n_messages: int, postings: _Postings) -> Messag
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     weights = np.zeros(tokens.size)
     np.maximum.at(weights, lists, postings.weights)
-    # Within a list by falling scale first, for the layers; scales are positive, so their bits are in order too.
-    order = np.argsort((lists << 32) | (0x7FFFFFFF - postings.scales.view(np.int32)))
-    n_layers = np.ceil(np.cbrt(sizes / LEAF_SIZE)).astype(np.int64)
-    ranks = np.arange(order.size) - np.repeat(offsets[:-1], sizes)
-    layers = ranks * np.repeat(n_layers, sizes) // np.repeat(sizes, sizes)
-    z_ranks = _z_ranks(n_messages, postings.rows, postings.places)[postings.rows[order]]
-    firsts = np.repeat(np.concatenate([[0], np.cumsum(n_layers)])[:-1], sizes)
-    order = order[np.argsort(((firsts + layers) << 32) | z_ranks)]
+    z_ranks = _z_ranks(n_messages, postings.rows, postings.places)
+    order = np.argsort((lists << 32) | z_ranks[postings.rows])
     _, _, rows, scales, signatures, places = (array[order] for array in postings)
     roots, bounds, children, n_leaves = nodes(offsets, scales, places, LEAF_SIZE, FANOUT)
     turn_over(signatures, children, n_leaves)
