@@ -33,6 +33,8 @@ from nearcast.space.distance import distance
 WORD = 64
 # The most frequent tokens, those with the lowest ids, have bits of their own; the others share the rest.
 N_OWN_BITS = 16
+# Of each coordinate, in the codes that Z order goes by.
+Z_BITS = 20
 # Of more tokens than this all are taken to be shared.
 MAX_TOLD_APART = 8
 # Of a score: above the rounding of float32.
@@ -102,8 +104,21 @@ def signatures_and_scales(token_offsets: Any, token_ids: Any, token_weights: Any
 
 
 @kernel
+def z_codes(places: Any) -> Any:
+    """Return numbers that put places into Z order; coordinates lie between -1 and 1."""
+    codes = np.zeros(places.shape[0], np.int64)
+    n_axes = places.shape[1]
+    for axis in range(n_axes):
+        for i in range(codes.size):
+            cell = np.int64((places[i, axis] + 1.0) * (1 << (Z_BITS - 1)))
+            for bit in range(Z_BITS):
+                codes[i] |= ((cell >> bit) & 1) << (bit * n_axes + axis)
+    return codes
+
+
+@kernel
 def turn_over(signatures: Any, children: Any, n_leaves: int) -> None:
-    """Turn over the signatures in leaves of 64 postings; done twice, nothing has changed."""
+    """Turn over the signatures in leaves of 64 postings."""
     words = np.empty(WORD, np.uint64)
     for leaf in range(n_leaves):
         start = children[leaf, 0]
