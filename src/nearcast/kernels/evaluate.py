@@ -33,10 +33,17 @@ from nearcast.space.distance import distance
 WORD = 64
 # The most frequent tokens, those with the lowest ids, have bits of their own; the others share the rest.
 N_OWN_BITS = 16
+# Of each coordinate, in the codes that Z order goes by.
+Z_BITS = 20
 # Of more tokens than this all are taken to be shared.
 MAX_TOLD_APART = 8
 # Of a score: above the rounding of float32.
 SCORE_SLACK = 1e-6
+# What waits in a queue is the number of a node or a posting, and the rank of its token.
+RANK = (1 << 32) - 1
+# After a node so many postings are scored although other nodes have higher bounds: theirs tend to be too high, and a
+# good score spares us some of them.
+CREDIT = 8
 ONE = np.uint64(1)
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -97,8 +104,21 @@ def signatures_and_scales(token_offsets: Any, token_ids: Any, token_weights: Any
 
 
 @kernel
+def z_codes(places: Any) -> Any:
+    """Return numbers that put places into Z order; coordinates lie between -1 and 1."""
+    codes = np.zeros(places.shape[0], np.int64)
+    n_axes = places.shape[1]
+    for axis in range(n_axes):
+        for i in range(codes.size):
+            cell = np.int64((places[i, axis] + 1.0) * (1 << (Z_BITS - 1)))
+            for bit in range(Z_BITS):
+                codes[i] |= ((cell >> bit) & 1) << (bit * n_axes + axis)
+    return codes
+
+
+@kernel
 def turn_over(signatures: Any, children: Any, n_leaves: int) -> None:
-    """Turn over the signatures in leaves of 64 postings; done twice, nothing has changed."""
+    """Turn over the signatures in leaves of 64 postings."""
     words = np.empty(WORD, np.uint64)
     for leaf in range(n_leaves):
         start = children[leaf, 0]
@@ -305,6 +325,22 @@ def shared(
 
 
 @kernel
+def other_words(signatures: Any, start: Any, n: Any, tokens: Any, n_tokens: int, words: Any) -> Any:
+    """Set for each token in `words` the bits of those postings of a leaf that may have it; return those of any."""
+    result = np.uint64(0)
+    for j in range(n_tokens):
+        bit = np.uint64(bit_of(tokens[j]))
+        if n == WORD:
+            words[j] = signatures[start + np.int64(bit)]
+        else:
+            words[j] = 0
+            for i in range(n):
+                words[j] |= ((signatures[start + i] >> bit) & ONE) << np.uint64(i)
+        result |= words[j]
+    return result
+
+
+@kernel
 def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any, found: Any, limits: Any) -> Any:
     """Return what was found before and the best of a segment, as `found`; nothing below the n-th best score."""
     first_arrival, _, tokens, weights, _, roots, rows, scales, signatures, places, bounds, children, n_leaves = segment
@@ -321,6 +357,8 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
     best = np.empty(1 if wanted.size == 0 else min(wanted.max(), m_x.size), np.float64)
     keys = np.empty(1024, np.float64)
     items = np.empty(1024, np.int64)
+    posting_keys = np.empty(1024, np.float64)
+    posting_items = np.empty(1024, np.int64)
     present = np.empty(64, np.int32)
     gains = np.empty(64, np.float64)
     totals = np.empty(64, np.float64)
@@ -384,12 +422,45 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
                     items = enlarged(items, 2 * size)
                 size = pushed(keys, items, size, bound, (node << 32) | n_present)
             n_present += 1
-        while size > 0 and keys[0] >= floor:
+        n_postings = 0
+        credit = 0
+        while True:
+            is_any = n_postings > 0 and posting_keys[0] >= floor
+            if is_any and (n_best < n_wanted or credit > 0 or size == 0 or posting_keys[0] >= keys[0]):
+                rank = posting_items[0] & RANK
+                row = rows[posting_items[0] >> 32]
+                n_postings = popped(posting_keys, posting_items, n_postings)
+                credit -= 1
+                at = row + shift
+                if row < least_row or (is_timed and m_times[at] <= after_time):
+                    continue
+                cosine, last = shared(
+                    s_ids, s_weights, s_start, s_stop, m_ids, m_units, m_offsets[at], m_offsets[at + 1]
+                )
+                if last != present[rank]:
+                    continue
+                away = distance(is_geographic, s_x, s_y, m_x[at], m_y[at])
+                score = -away if is_nearest else blend(spatial_weight, spatial_similarity(away, max_dist), cosine)
+                if score < floor:
+                    continue
+                if end == arrivals.size:
+                    end = kept(arrivals, scores, start, end, floor)
+                    if 2 * end > arrivals.size:
+                        arrivals = enlarged(arrivals, 2 * arrivals.size)
+                        scores = enlarged(scores, 2 * scores.size)
+                arrivals[end] = first_arrival + row
+                scores[end] = score
+                end += 1
+                n_best = offered(best, n_best, n_wanted, score)
+                if n_best == n_wanted:
+                    floor = best[0]
+                continue
+            if size == 0 or keys[0] < floor:
+                break
+            credit = CREDIT
+            rank = items[0] & RANK
             node = items[0] >> 32
-            rank = items[0] & 0xFFFFFFFF
             size = popped(keys, items, size)
-            total = totals[rank]
-            most_alike = lengths[rank]
             first_leaf = node
             last_leaf = node + 1
             if node >= n_leaves:
@@ -402,46 +473,37 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
                         items = enlarged(items, 2 * items.size)
                     for child in range(first_leaf, last_leaf):
                         away = least_distance(is_geographic, box_gap(bounds, child, x, y, z), length, margin)
-                        alike = min(bounds[child, 6] * total, most_alike)
+                        alike = min(bounds[child, 6] * totals[rank], lengths[rank])
                         bound = score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist)
                         if bound >= floor:
                             size = pushed(keys, items, size, bound, (child << 32) | rank)
                     continue
-            gain = gains[rank]
-            token = present[rank]
+            is_told_apart = rank <= MAX_TOLD_APART
+            n_others = rank if is_told_apart else 0
+            gain = gains[rank] if is_told_apart else totals[rank]
             for leaf in range(first_leaf, last_leaf):
                 away = least_distance(is_geographic, box_gap(bounds, leaf, x, y, z), length, margin)
-                alike = min(bounds[leaf, 6] * total, most_alike)
+                alike = min(bounds[leaf, 6] * totals[rank], lengths[rank])
                 if score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist) < floor:
                     continue
                 leaf_start = np.int64(children[leaf, 0])
                 n = children[leaf, 1] - leaf_start
-                n_others = rank if rank <= MAX_TOLD_APART else 0
+                if n_postings + n > posting_keys.size:
+                    posting_keys = enlarged(posting_keys, 2 * posting_keys.size)
+                    posting_items = enlarged(posting_items, 2 * posting_items.size)
                 # A bit for each posting whose bound must be looked at.
                 left = ALL >> np.uint64(WORD - n)
-                others = np.uint64(0)
-                for j in range(n_others):
-                    bit = np.uint64(bit_of(present[j]))
-                    if n == WORD:
-                        words[j] = signatures[leaf_start + np.int64(bit)]
-                    else:
-                        words[j] = 0
-                        for i in range(n):
-                            words[j] |= ((signatures[leaf_start + i] >> bit) & ONE) << np.uint64(i)
-                    others |= words[j]
-                if rank <= MAX_TOLD_APART:
-                    alike = bounds[leaf, 6] * gain
-                    if score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist) < floor:
-                        left = others
+                others = other_words(signatures, leaf_start, n, present, n_others, words)
+                if score_upper_bound(is_nearest, spatial_weight, away, bounds[leaf, 6] * gain, max_dist) < floor:
+                    left = others
                 while left != 0:
                     bit = np.uint64(lowest_bit(left))
                     left &= left - ONE
                     posting = leaf_start + np.int64(bit)
-                    alike = gain if rank <= MAX_TOLD_APART else total
+                    alike = gain
                     for j in range(n_others):
                         if (words[j] >> bit) & ONE != 0:
                             alike += gains[j]
-                    alike = min(alike * scales[posting], most_alike)
                     dx = places[posting, 0] - x
                     dy = places[posting, 1] - y
                     gap = dx * dx + dy * dy
@@ -449,31 +511,10 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
                         dz = places[posting, 2] - z
                         gap += dz * dz
                     away = least_distance(is_geographic, math.sqrt(gap), length, margin)
-                    if score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist) < floor:
-                        continue
-                    row = rows[posting] + shift
-                    if rows[posting] < least_row or (is_timed and m_times[row] <= after_time):
-                        continue
-                    cosine, last = shared(
-                        s_ids, s_weights, s_start, s_stop, m_ids, m_units, m_offsets[row], m_offsets[row + 1]
-                    )
-                    if last != token:
-                        continue
-                    away = distance(is_geographic, s_x, s_y, m_x[row], m_y[row])
-                    score = -away if is_nearest else blend(spatial_weight, spatial_similarity(away, max_dist), cosine)
-                    if score < floor:
-                        continue
-                    if end == arrivals.size:
-                        end = kept(arrivals, scores, start, end, floor)
-                        if 2 * end > arrivals.size:
-                            arrivals = enlarged(arrivals, 2 * arrivals.size)
-                            scores = enlarged(scores, 2 * scores.size)
-                    arrivals[end] = first_arrival + rows[posting]
-                    scores[end] = score
-                    end += 1
-                    n_best = offered(best, n_best, n_wanted, score)
-                    if n_best == n_wanted:
-                        floor = best[0]
+                    alike = min(alike * scales[posting], lengths[rank])
+                    bound = score_upper_bound(is_nearest, spatial_weight, away, alike, max_dist)
+                    if bound >= floor:
+                        n_postings = pushed(posting_keys, posting_items, n_postings, bound, (posting << 32) | rank)
         end = kept(arrivals, scores, start, end, floor)
         result_offsets[place + 1] = end
     return result_offsets, arrivals[:end], scores[:end]

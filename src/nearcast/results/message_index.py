@@ -2,11 +2,12 @@
 
 The newest messages wait in a tail that is looked at in full; when there are enough of them they become a segment, and
 segments of similar size are merged, so that there are few. A segment has for each token the messages that have it, in
-layers of falling weight, each in Z order, cut into leaves with a bounding box and bounds of the weight.
+Z order, cut into leaves with a bounding box and a bound of the token's weight.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -14,7 +15,16 @@ import numpy as np
 
 from nearcast.columns import NO_TIME, MessageColumns, SubscriptionColumns, X, Y
 from nearcast.index.growable import Growable
-from nearcast.kernels.evaluate import Limits, MessageSegment, nodes, scanned, searched, signatures_and_scales, turn_over
+from nearcast.kernels.evaluate import (
+    Limits,
+    MessageSegment,
+    nodes,
+    scanned,
+    searched,
+    signatures_and_scales,
+    turn_over,
+    z_codes,
+)
 from nearcast.model import EARTH_RADIUS, Geographic, Space
 from nearcast.space.covers import TINY
 
@@ -26,7 +36,6 @@ TIER_RATIO = 1
 SLOTS_OF_A_TASK = 256
 LEAF_SIZE = 64
 FANOUT = 16
-Z_BITS = 20
 # Between computed places of points that are the same, at most; and in metres, for a sphere: 2.2 times this (the bound
 # of the arc grows so much faster than the chord) and what the haversine loses between antipodes.
 PLACE_ROUNDING = 2.0**-22
@@ -35,15 +44,26 @@ METRES_OF_ROUNDING = 4.0
 Found = tuple[Any, Any, Any]
 
 
-class _Postings(NamedTuple):
-    """Messages under each of their tokens, in any order."""
+class _Part(NamedTuple):
+    """Consecutive messages, what is known of each, and their tokens; the postings in any order."""
 
-    tokens: Any  # int32
-    weights: Any  # float64
-    rows: Any  # int32
-    scales: Any  # float32
+    first_arrival: int
+    scales: Any  # float32, by message
     signatures: Any  # uint64
     places: Any  # float32 (n, 2 or 3)
+    rows: Any  # int32, by posting: its message
+    row_tokens: Any  # int32
+    tokens: Any  # int32, ascending
+    weights: Any  # float64
+
+
+class _Held(NamedTuple):
+    """A segment, and its messages as they are needed to merge it."""
+
+    segment: MessageSegment
+    scales: Any  # by message, as in _Part
+    signatures: Any
+    places: Any
 
 
 class MessageIndex:
@@ -56,8 +76,8 @@ class MessageIndex:
     def __init__(self, space: Space):
         self._space = space
         self._is_geographic = isinstance(space, Geographic)
-        self._segments: list[MessageSegment] = []
-        self._tail: list[_Postings] = []
+        self._held: list[_Held] = []
+        self._tail: list[_Part] = []
         self._tail_signatures = Growable(np.empty(0, np.uint64))
         self._first_arrival = self._next_arrival = 0
 
@@ -70,19 +90,22 @@ class MessageIndex:
         if not n_messages:
             return
         self._next_arrival = int(messages.arrivals[-1]) + 1
+        # In one batch a token weighs the same in all messages.
+        tokens, firsts = np.unique(messages.token_ids, return_index=True)
         signatures, scales = signatures_and_scales(
             messages.token_offsets, messages.token_ids, messages.token_weights, messages.token_units
         )
-        rows = np.repeat(np.arange(n_messages, dtype=np.int32), np.diff(messages.token_offsets))
-        postings = _Postings(
+        part = _Part(
+            int(messages.arrivals[0]),
+            scales,
+            signatures,
+            self._places(messages.x, messages.y).astype(np.float32),
+            np.repeat(np.arange(n_messages, dtype=np.int32), np.diff(messages.token_offsets)),
             messages.token_ids.copy(),
-            messages.token_weights.copy(),
-            rows + np.int32(self._tail_signatures.size),
-            scales[rows],
-            signatures[rows],
-            self._places(messages.x, messages.y).astype(np.float32)[rows],
+            tokens,
+            messages.token_weights[firsts],
         )
-        self._tail.append(postings)
+        self._tail.append(part)
         self._tail_signatures.extend(signatures)
         if self._tail_signatures.size > MAX_TAIL:
             self._merge()
@@ -90,12 +113,13 @@ class MessageIndex:
     def expire(self, first_arrival: int) -> None:
         """Messages that arrived before this one are gone for good."""
         self._first_arrival = max(self._first_arrival, first_arrival)
-        self._segments = [part for part in self._segments if part.first_arrival + part.n_messages > self._first_arrival]
+        self._held = [held for held in self._held if _end(held) > self._first_arrival]
 
     @property
     def n_bytes(self) -> int:
         """How much the segments take."""
-        return sum(array.nbytes for part in self._segments for array in part if isinstance(array, np.ndarray))
+        arrays = [array for segment, *others in self._held for array in (*segment, *others)]
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
     # --- answers
 
@@ -128,7 +152,7 @@ class MessageIndex:
             self._space.max_dist,
             *self._scale(),
         )
-        segments = sorted(self._segments, key=lambda part: part.n_messages, reverse=True)
+        segments = sorted((held.segment for held in self._held), key=lambda part: part.n_messages, reverse=True)
         tail = self._tail_signatures.values
         tail_arrival = self._next_arrival - tail.size
 
@@ -171,59 +195,72 @@ class MessageIndex:
 
     def _merge(self) -> None:
         """Make a segment of the tail, together with those before it that are not much larger."""
-        tail_start = self._next_arrival - self._tail_signatures.size
-        n_current = self._next_arrival - max(tail_start, self._first_arrival)
-        merged = [(tail_start, postings) for postings in self._tail]
-        while self._segments:
-            part = self._segments[-1]
-            size = part.first_arrival + part.n_messages - max(part.first_arrival, self._first_arrival)
+        n_current = self._tail_signatures.size
+        parts = self._tail
+        while self._held:
+            size = _end(self._held[-1]) - max(self._held[-1].segment.first_arrival, self._first_arrival)
             if size > TIER_RATIO * n_current:
                 break
             n_current += size
-            merged.append((part.first_arrival, _postings(part)))
-            self._segments.pop()
+            parts = [_part(self._held.pop()), *parts]
         self._tail = []
         self._tail_signatures = Growable(np.empty(0, np.uint64))
-        first = max(min(start for start, _ in merged), self._first_arrival)
-        if first < self._next_arrival:
-            self._segments.append(_segment(first, self._next_arrival - first, _joined(merged, first)))
+        self._held.append(_built(_joined(parts, self._first_arrival)))
 
 
-def _postings(segment: MessageSegment) -> _Postings:
-    sizes = np.diff(segment.offsets)
-    signatures = segment.signatures.copy()
-    turn_over(signatures, segment.children, segment.n_leaves)
-    tokens, weights = np.repeat(segment.tokens, sizes), np.repeat(segment.weights, sizes)
-    return _Postings(tokens, weights, segment.rows, segment.scales, signatures, segment.places)
+def _end(held: _Held) -> int:
+    """Return the arrival behind the last one of a segment."""
+    return held.segment.first_arrival + held.segment.n_messages
 
 
-def _joined(parts: list[tuple[int, _Postings]], first_arrival: int) -> _Postings:
-    """Return postings of several parts, each with its first arrival, without those that arrived too early."""
-    moved = [part._replace(rows=part.rows + np.int32(start - first_arrival)) for start, part in parts]
-    joined = _Postings(*(np.concatenate(arrays) for arrays in zip(*moved, strict=True)))
-    is_current = joined.rows >= 0
-    return joined if is_current.all() else _Postings(*(array[is_current] for array in joined))
+def _part(held: _Held) -> _Part:
+    segment, scales, signatures, places = held
+    row_tokens = np.repeat(segment.tokens, np.diff(segment.offsets))
+    start, tokens, weights = segment.first_arrival, segment.tokens, segment.weights
+    return _Part(start, scales, signatures, places, segment.rows, row_tokens, tokens, weights)
 
 
-def _segment(first_arrival: int, n_messages: int, postings: _Postings) -> MessageSegment:
-    tokens, lists, sizes = np.unique(postings.tokens, return_inverse=True, return_counts=True)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
+def _joined(parts: Sequence[_Part], first_arrival: int) -> _Part:
+    """Return consecutive parts as one, without messages that arrived too early."""
+    start = max(parts[0].first_arrival, min(first_arrival, parts[-1].first_arrival))
+    n_gone = start - parts[0].first_arrival
+    scales = np.concatenate([part.scales for part in parts])[n_gone:]
+    signatures = np.concatenate([part.signatures for part in parts])[n_gone:]
+    places = np.concatenate([part.places for part in parts])[n_gone:]
+    rows = np.concatenate([part.rows + np.int32(part.first_arrival - start) for part in parts])
+    row_tokens = np.concatenate([part.row_tokens for part in parts])
+    is_current = rows >= 0
+    if not is_current.all():
+        rows, row_tokens = rows[is_current], row_tokens[is_current]
+    tokens = np.unique(np.concatenate([part.tokens for part in parts]))
     weights = np.zeros(tokens.size)
-    np.maximum.at(weights, lists, postings.weights)
-    # Within a list by falling scale first, for the layers; scales are positive, so their bits are in order too.
-    order = np.argsort((lists << 32) | (0x7FFFFFFF - postings.scales.view(np.int32)))
-    n_layers = np.ceil(np.cbrt(sizes / LEAF_SIZE)).astype(np.int64)
-    ranks = np.arange(order.size) - np.repeat(offsets[:-1], sizes)
-    layers = ranks * np.repeat(n_layers, sizes) // np.repeat(sizes, sizes)
-    z_ranks = _z_ranks(n_messages, postings.rows, postings.places)[postings.rows[order]]
-    firsts = np.repeat(np.concatenate([[0], np.cumsum(n_layers)])[:-1], sizes)
-    order = order[np.argsort(((firsts + layers) << 32) | z_ranks)]
-    _, _, rows, scales, signatures, places = (array[order] for array in postings)
+    for part in parts:
+        at = np.searchsorted(tokens, part.tokens)
+        weights[at] = np.maximum(weights[at], part.weights)
+    return _Part(start, scales, signatures, places, rows, row_tokens, tokens, weights)
+
+
+def _built(part: _Part) -> _Held:
+    """Return the segment of a part: postings by token, then in Z order."""
+    order = np.argsort(z_codes(part.places))
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(order.size)
+    # A message has a token once, so no two keys are the same.
+    keys = part.row_tokens.astype(np.int64) << 32
+    keys |= ranks[part.rows]
+    keys.sort()
+    rows = order[keys & 0xFFFFFFFF].astype(np.int32)
+    row_tokens = (keys >> 32).astype(np.int32)
+    firsts = np.flatnonzero(np.diff(row_tokens, prepend=-1))
+    offsets = np.append(firsts, rows.size)
+    tokens = row_tokens[firsts]
+    weights = part.weights[np.searchsorted(part.tokens, tokens)]
+    scales, signatures, places = (values[rows] for values in (part.scales, part.signatures, part.places))
     roots, bounds, children, n_leaves = nodes(offsets, scales, places, LEAF_SIZE, FANOUT)
     turn_over(signatures, children, n_leaves)
-    return MessageSegment(
-        first_arrival,
-        n_messages,
+    segment = MessageSegment(
+        part.first_arrival,
+        part.scales.size,
         tokens,
         weights,
         offsets,
@@ -236,18 +273,4 @@ def _segment(first_arrival: int, n_messages: int, postings: _Postings) -> Messag
         children,
         n_leaves,
     )
-
-
-def _z_ranks(n_messages: int, rows: Any, places: Any) -> Any:
-    """Return the place of each message in Z order."""
-    cells = np.zeros((n_messages, places.shape[1]), np.int64)
-    scaled = (places - places.min(axis=0)) if len(places) else places
-    cells[rows] = np.minimum(scaled / max(scaled.max(initial=0), TINY), 1) * ((1 << Z_BITS) - 1)
-    codes = np.zeros(n_messages, np.int64)
-    n_axes = places.shape[1]
-    for bit in range(Z_BITS):
-        for axis in range(n_axes):
-            codes |= ((cells[:, axis] >> bit) & 1) << (bit * n_axes + axis)
-    ranks = np.empty(n_messages, np.int64)
-    ranks[np.argsort(codes)] = np.arange(n_messages)
-    return ranks
+    return _Held(segment, part.scales, part.signatures, part.places)
