@@ -283,7 +283,7 @@ def probe(
             hit = hits[i]
             if has_scored and i + 2 * LOOK_AHEAD < n_inside:
                 prefetch(details, hits[i + 2 * LOOK_AHEAD])
-                prefetch(scored, np.int64(details[hits[i + LOOK_AHEAD]]["other_words"]))
+                prefetch(scored, details[hits[i + LOOK_AHEAD]]["other_words"])
             posting = postings[hit]
             slot = np.int64(posting["slot"])
             flags = 0
