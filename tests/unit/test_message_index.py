@@ -9,7 +9,8 @@ import nearcast as nc
 from nearcast.columns import MessageColumns
 from nearcast.index.compile import compiled, parsed
 from nearcast.index.growable import stacked
-from nearcast.kernels.evaluate import least_distance, turn_over
+from nearcast.kernels.evaluate import least_distance
+from nearcast.kernels.message_segment import turn_over
 from nearcast.kernels.verify import TOPK, verdicts
 from nearcast.results import message_index
 from nearcast.results.message_index import MessageIndex
@@ -122,6 +123,27 @@ def test_the_best_are_those_of_a_plain_loop(name, leaf_size, monkeypatch):
     columns = stacked(batches)
     for first_arrival, after_time in ((1000, None), (1000, 25), (1150, None), (1400, 10), (n - 1, None), (n, None)):
         check(space, index, subs, columns, first_arrival, after_time, draw)
+
+
+@pytest.mark.parametrize("name", ["planar", "geographic"])
+def test_signatures_lose_nothing_where_leaves_are_full(name):
+    # Frequent words, several of them shared, and few messages wanted: what a message shares decides.
+    draw, space = np.random.default_rng(12), SPACES[name]
+    index, columns = MessageIndex(space), messages(draw, space, 1500, 0)
+    index.append(columns)
+    words = [WORDS[i] for i in range(28)]
+    subs = [
+        nc.TopK(i, words[i % 20 : i % 20 + 2 + i % 3], at=(0.0, 45.0), k=2, spatial_weight=0.2 * draw.random())
+        for i in range(20)
+    ]
+    subs = compiled([parsed(one, VOCABULARY, space) for one in subs], VOCABULARY, 0)
+    slots, wanted = np.arange(20), 4
+    offsets, arrivals, scores = index.best(subs, slots, np.full(20, wanted), columns, first_arrival=0, after_time=None)
+    for slot in slots.tolist():
+        part = slice(offsets[slot], offsets[slot + 1])
+        wanted_arrivals, wanted_scores = expected(space, columns, subs, slot, wanted, columns.arrivals)
+        assert arrivals[part].tolist() == wanted_arrivals.tolist()
+        assert scores[part].tolist() == wanted_scores.tolist()
 
 
 @pytest.mark.parametrize("name", ["planar", "geographic"])

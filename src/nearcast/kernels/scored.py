@@ -189,6 +189,8 @@ def with_posting(
     n_own = 0
     shared = 0.0
     n_others = 0
+    for i in range(MAX_OTHERS):
+        record["others"][i] = 0
     for place in range(tokens.size):
         if place in (rank, following):
             n_own += 1

@@ -15,16 +15,8 @@ import numpy as np
 
 from nearcast.columns import NO_TIME, MessageColumns, SubscriptionColumns, X, Y
 from nearcast.index.growable import Growable
-from nearcast.kernels.evaluate import (
-    Limits,
-    MessageSegment,
-    nodes,
-    scanned,
-    searched,
-    signatures_and_scales,
-    turn_over,
-    z_codes,
-)
+from nearcast.kernels.evaluate import Limits, scanned, searched
+from nearcast.kernels.message_segment import MessageSegment, nodes, signatures_and_scales, turn_over, z_codes
 from nearcast.model import EARTH_RADIUS, Geographic, Space
 from nearcast.space.covers import TINY
 
@@ -139,7 +131,7 @@ class MessageIndex:
         All that qualify if there are fewer. The result is ragged: offsets int64, arrivals int64 ascending within a
         row, scores float64 (for nearest subscriptions minus the distance). `columns` holds the messages of the window
         by row, row = arrival - columns.arrivals[0]. Current are rows with arrival >= first_arrival and, if after_time
-        is given, times > after_time.
+        is given, times > after_time. `n_wanted` is at least 1.
         """
         slots, n_wanted = np.asarray(slots, np.int64), np.asarray(n_wanted, np.int64)
         if not columns.x.size or not slots.size:
