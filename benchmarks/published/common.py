@@ -59,6 +59,12 @@ class PublishedIndex(ABC):
         """The bytes in use."""
         return self._shape()[1]
 
+    def attach(self, subscriptions: SubscriptionColumns) -> None:  # noqa: B027
+        """Do nothing: subscriptions are not looked at."""
+
+    def repost(self, slots: Any) -> None:  # noqa: B027
+        """Do nothing: floors are not looked at."""
+
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
         """Take in the subscriptions at `slots`, to be proposed once they are activated."""
         n_new = subscriptions.kinds.size - self._is_held.size

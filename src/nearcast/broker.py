@@ -15,7 +15,7 @@ from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.explain import Explanation, explanation
 from nearcast.index.book import Book, part_of
-from nearcast.index.compile import Parsed, compiled, compiled_boxes, parsed, taken
+from nearcast.index.compile import Parsed, compiled, compiled_rows, parsed, taken
 from nearcast.index.growable import stacked
 from nearcast.index.matches import joined
 from nearcast.index.protocol import unverified
@@ -50,14 +50,14 @@ from nearcast.results.feeds import Feeds
 from nearcast.results.outcome import Outcome, deliveries, outcome
 from nearcast.results.standings import Entry
 from nearcast.storage import CHECKS, Check, State, read_state, write_state
-from nearcast.subscription_tables import plain_boxes, subscriptions_of_table
+from nearcast.subscription_tables import plain_rows, subscriptions_of_table
 from nearcast.text.vocabulary import Vocabulary
 
 OnError = Literal["raise", "skip"]
 ON_ERROR = ("raise", "skip")
 # So many subscriptions are compiled while messages wait: a tenth of a second or less.
 COMPILED_ROWS = 1_000
-COMPILED_BOXES = 1 << 16
+COMPILED_PLAIN_ROWS = 1 << 16
 ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
 
 
@@ -174,7 +174,7 @@ class Broker:
         items: Iterable[Any] = subscriptions
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
             table = arrow.as_table(subscriptions)
-            answers = self._subscribed_boxes(table)
+            answers = self._subscribed_rows(table)
             if answers is not None:
                 return (answers, arrow.rejections_table([])) if on_error == "skip" else answers
             items = subscriptions_of_table(table)
@@ -515,16 +515,18 @@ class Broker:
                 parts.append(piece(start, start + size, self._book.n_registered + start))
         return parts
 
-    def _subscribed_boxes(self, table: pa.Table) -> pa.Table | None:
-        """Register a table of plain boxes without looking at its rows one by one; None if it is no such table."""
-        plain = plain_boxes(table)
+    def _subscribed_rows(self, table: pa.Table) -> pa.Table | None:
+        """Register a table of plain rows without looking at them one by one; None if it is no such table."""
+        plain = plain_rows(table)
         if plain is None or (self._subscription_id_type or plain.ids.type) != plain.ids.type:
+            return None
+        if plain.kind == "topk" and self.window is None:
             return None
         with self._writing:
             parts = self._in_pieces(
                 len(plain.ids),
-                COMPILED_BOXES,
-                lambda start, stop, order: compiled_boxes(
+                COMPILED_PLAIN_ROWS,
+                lambda start, stop, order: compiled_rows(
                     plain.between(start, stop), self.vocabulary, self.space, order
                 ),
             )
@@ -537,12 +539,19 @@ class Broker:
     ) -> Outcome:
         with self._guard.change("subscribe"):
             self._book.compact()
-            slots = self._book.append(ids, stacked(parts), polygons)
+            columns = stacked(parts)
+            slots = self._book.append(ids, columns, polygons)
+            keeps_results = bool((columns.ks > 0).any())
+            if not keeps_results:
+                self._book.insert(slots)
             with self._lock:
                 self._subscription_id_type = id_type
                 self._feeds.forget(self._book.remove([key for key in ids if key in self._book]))
-                self._book.activate(ids, slots)
+                # What is found in the window says how a subscription is posted.
                 changes = self._feeds.register(slots)
+                if keeps_results:
+                    self._book.insert(slots)
+                self._book.activate(ids, slots)
                 return self._counted(outcome(joined([]), np.zeros(0, np.int64), [], changes))
 
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType) -> Outcome:

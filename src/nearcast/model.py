@@ -30,6 +30,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 EARTH_RADIUS = 6_371_008.8
 HALF_CIRCUMFERENCE = math.pi * EARTH_RADIUS
+# As good as no limit: no window and no memory holds more messages.
+MAX_COUNT = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MICROSECONDS = 1_000_000
 # Beyond that many seconds the microseconds no longer fit 64 bits.
@@ -92,7 +94,7 @@ def checked_fraction(name: str, value: Any, *, is_zero_allowed: bool = True) -> 
     return number
 
 
-def checked_count(name: str, value: Any, *, largest: int = 2**31 - 1) -> int:
+def checked_count(name: str, value: Any, *, largest: int = MAX_COUNT) -> int:
     """Return `value` as an int of at least 1."""
     number = _integer(value)
     if number is None or not 1 <= number <= largest:

@@ -14,10 +14,13 @@ from nearcast.columns import check_columns, floats, id_array, id_column, is_list
 from nearcast.errors import NearcastError, Rejection
 from nearcast.model import (
     KINDS,
+    MAX_COUNT,
+    SIMILARITIES,
     Anywhere,
     Boolean,
     Box,
     Circle,
+    Kind,
     Nearest,
     Polygon,
     Region,
@@ -121,38 +124,109 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any] | NearcastError]:
                     yield NearcastError(f"it holds bytes that are not UTF-8 ({error.reason})")
 
 
-class PlainBoxes(NamedTuple):
-    """A table of nothing but boolean subscriptions with lists of keywords and boxes, the way to bring in millions."""
+class PlainRows(NamedTuple):
+    """A table of subscriptions of one kind with lists of keywords and numbers, the way to bring in millions."""
 
+    kind: Kind
     ids: Any  # Arrow string or int64
     keywords: Any  # Arrow list<string>
-    boxes: Any  # float64 (n, 4)
+    numbers: Any  # float64 (n, 4): the box of boolean ones, else the point and two more, as in SubscriptionColumns
+    ks: Any  # int64
+    similarities: Any  # int8, place in model.SIMILARITIES
 
-    def between(self, start: int, stop: int) -> PlainBoxes:
+    def between(self, start: int, stop: int) -> PlainRows:
         """Return some of the rows."""
-        return PlainBoxes(*(part[start:stop] for part in self))
+        return PlainRows(self.kind, *(part[start:stop] for part in self[1:]))
 
 
-def plain_boxes(table: pa.Table) -> PlainBoxes | None:
-    """Return a table as plain boxes, None if it is anything else or if a row is not plainly good."""
-    corners = ("min_x", "min_y", "max_x", "max_y")
+CORNERS = ("min_x", "min_y", "max_x", "max_y")
+# What a kind has beside its point: each between 0 and 1.
+SHARES: dict[Kind, tuple[str, ...]] = {
+    "boolean": (),
+    "similar": ("text_weight", "threshold"),
+    "topk": ("spatial_weight",),
+    "nearest": (),
+}
+
+
+def plain_rows(table: pa.Table) -> PlainRows | None:
+    """Return a table as plain rows, None if it is anything else or if a row is not plainly good."""
     names = set(table.schema.names) & SUBSCRIPTION_COLUMNS
     used = {name for name in names if table[name].null_count < table.num_rows}
-    is_region_plain = not used & {"expression", "text", "region", "radius", "x", "y", "lon", "lat"}
-    if not used >= {"id", "kind", "keywords", *corners} or not is_region_plain:
+    if not used >= {"id", "kind", "keywords"} or used & {"expression", "text", "region", "radius"}:
         return None
-    keywords = one_column(table, "keywords")
-    types = [table[name].type for name in corners]
-    if not is_list_of_strings(keywords.type) or not all(map(pa.types.is_floating, types)):
+    kinds = table["kind"].unique().to_pylist()
+    if len(kinds) != 1 or kinds[0] not in KINDS:
         return None
-    ids = id_column(table)
-    if ids.null_count or keywords.null_count or len(ids.unique()) < len(ids):
+    kind: Kind = kinds[0]
+    point = [name for name in ("x", "y", "lon", "lat") if name in used]
+    if (set(CORNERS) <= used) != (kind == "boolean") or len(point) != (0 if kind == "boolean" else 2):
         return None
-    if table["kind"].unique().to_pylist() != ["boolean"]:
+    keywords, ids = one_column(table, "keywords"), id_column(table)
+    if not is_list_of_strings(keywords.type) or ids.null_count or keywords.null_count:
         return None
-    boxes = np.stack([floats(one_column(table, name)) for name in corners], axis=1).astype(np.float64)
-    is_good = np.isfinite(boxes).all() and (boxes[:, 1] <= boxes[:, 3]).all()
-    return PlainBoxes(ids, keywords, boxes) if is_good else None
+    if len(ids.unique()) < len(ids):
+        return None
+    columns = [_plain_numbers(table, name) for name in (CORNERS if kind == "boolean" else point)]
+    columns += [_plain_shares(table, kind, name) for name in SHARES[kind]]
+    ks, similarities = _plain_ks(table, kind), _plain_similarities(table, kind)
+    if ks is None or similarities is None or any(column is None for column in columns):
+        return None
+    numbers = np.zeros((len(ids), 4))
+    for place, column in enumerate(columns):
+        numbers[:, place] = column
+    if kind == "boolean" and not (numbers[:, 1] <= numbers[:, 3]).all():
+        return None
+    return PlainRows(kind, ids, keywords, numbers, ks, similarities)
+
+
+def _plain_numbers(table: pa.Table, name: str) -> Any | None:
+    """Return a column of finite numbers, None if it is anything else."""
+    column = one_column(table, name)
+    if column.null_count or not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        return None
+    values = floats(column).astype(np.float64)
+    return values if np.isfinite(values).all() else None
+
+
+def _plain_shares(table: pa.Table, kind: Kind, name: str) -> Any | None:
+    """Return a column of numbers between 0 and 1, the default if it is not there, None if it is anything else."""
+    if name not in table.schema.names or table[name].null_count == table.num_rows:
+        return np.full(table.num_rows, _default(kind, name))
+    values = _plain_numbers(table, name)
+    if values is None or (values < 0).any() or (values > 1).any() or (name == "threshold" and (values == 0).any()):
+        return None
+    return values
+
+
+def _plain_ks(table: pa.Table, kind: Kind) -> Any | None:
+    if kind not in ("topk", "nearest"):
+        return np.zeros(table.num_rows, np.int64)
+    if "k" not in table.schema.names or table["k"].null_count == table.num_rows:
+        return np.full(table.num_rows, _default(kind, "k"))
+    column = one_column(table, "k")
+    if column.null_count or not pa.types.is_signed_integer(column.type):
+        return None
+    values = column.to_numpy(zero_copy_only=False).astype(np.int64)
+    return values if (values >= 1).all() and (values <= MAX_COUNT).all() else None
+
+
+def _plain_similarities(table: pa.Table, kind: Kind) -> Any | None:
+    if kind != "similar":
+        return np.zeros(table.num_rows, np.int8)
+    if "similarity" not in table.schema.names or table["similarity"].null_count == table.num_rows:
+        return np.full(table.num_rows, SIMILARITIES.index(_default(kind, "similarity")), np.int8)
+    names = one_column(table, "similarity").dictionary_encode()
+    if names.null_count or not set(names.dictionary.to_pylist()) <= set(SIMILARITIES):
+        return None
+    codes = np.array([SIMILARITIES.index(name) for name in names.dictionary.to_pylist()], np.int8)
+    return codes[names.indices.to_numpy()]
+
+
+def _default(kind: Kind, name: str) -> Any:
+    """Return what a subscription has where nothing is said."""
+    classes: dict[str, Any] = {"similar": Similar, "topk": TopK, "nearest": Nearest}
+    return next(field.default for field in dataclasses.fields(classes[kind]) if field.name == name)
 
 
 def subscription_of_row(row: Mapping[str, Any]) -> Subscription:

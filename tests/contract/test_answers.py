@@ -45,6 +45,12 @@ VARIANTS = {
     "adaptive, all split": ("adaptive", costs(by_word=-1e9, by_space=-1e9)),
     "adaptive, all leaves": ("adaptive", costs(by_word=1e9, by_space=1e9)),
     "adaptive, by words": ("adaptive", costs(by_word=0, by_space=1e9)),
+    # A buffer holds no more than it must, so floors move all the time.
+    "adaptive, small buffers": (
+        "adaptive",
+        {"nearcast.results.sizing.EVALUATION_COST": 0, "nearcast.results.feeds.MAX_OVERSIZE": 1}
+        | {"nearcast.index.adaptive.MAX_DELTA_PAIRS": 0},
+    ),
     "adaptive, by space": ("adaptive", costs(by_word=1e9, by_space=-1e9)),
 }
 

@@ -218,6 +218,7 @@ def test_what_is_published_before_a_subscription_is_active_does_not_lose_it(monk
         [nc.index.compile.parsed(nc.Boolean(9999, "w0"), broker.vocabulary, SPACE)], broker.vocabulary, 600
     )
     slots = broker._book.append([9999], columns, {})
+    broker._book.insert(slots)
     batch = messages(500)
     assert 9999 not in broker.publish_batch(batch)["subscription"].to_pylist()
     assert index._view.delta.size == 0

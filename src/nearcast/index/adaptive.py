@@ -64,6 +64,7 @@ class _Scratch:
 
     def __init__(self) -> None:
         self.has_word = np.zeros(0, bool)
+        self.units = np.zeros(0)
         self.counts = np.zeros(0, np.int64)
         self.found = np.empty(1024, np.int64)
         self.numbers = np.empty((0, 2))
@@ -73,6 +74,7 @@ class _Scratch:
         if self.has_word.size <= n_tokens:
             self.has_word = np.zeros(2 * n_tokens + 2, bool)
             self.has_word[-1] = True
+            self.units = np.zeros(self.has_word.size)
             counts = np.zeros(self.has_word.size, np.int64)
             counts[: self.counts.size] = self.counts
             self.counts = counts
@@ -102,13 +104,26 @@ class AdaptiveIndex:
 
     # --- changes; one at a time
 
+    def attach(self, subscriptions: SubscriptionColumns) -> None:
+        """Read the subscriptions from here from now on."""
+        self._subscriptions = subscriptions
+
+    def repost(self, slots: Any) -> None:
+        """Post subscriptions anew whose floors have changed; what was posted for the old ones is passed over."""
+        with self._lock:
+            view = self._view
+            if self._is_building or view.delta.size + len(slots) <= MAX_DELTA:
+                self._view = view._replace(delta=np.union1d(view.delta, slots))
+            else:
+                self._view = self._merged(view, slots)
+
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
         """Take in the subscriptions at `slots`, to be proposed once they are activated."""
         if subscriptions.kinds.size > self._is_alive.size:
             room = np.zeros(max(subscriptions.kinds.size, 2 * self._is_alive.size), bool)
             room[: self._is_alive.size] = self._is_alive
             self._is_alive = room
-        self._subscriptions = subscriptions
+        self.attach(subscriptions)
         self._n_not_alive += len(slots)
         with self._lock:
             self._first_pending = int(slots[0]) if len(slots) else NEVER
@@ -117,10 +132,13 @@ class AdaptiveIndex:
                 self._view = self._view._replace(delta=np.concatenate([self._view.delta, slots]))
                 return
             self._is_building = True
+            before = self._view
         try:
-            view = self._merged(self._view, slots)
+            view = self._merged(before, slots)
             with self._lock:
-                self._view = view
+                # What was posted anew meanwhile may have been read with its old floor.
+                reposted = np.setdiff1d(self._view.delta, before.delta)
+                self._view = view._replace(delta=np.union1d(view.delta, reposted))
         finally:
             self._is_building = False
 
@@ -158,6 +176,7 @@ class AdaptiveIndex:
                 is_alive,
                 self._n_not_alive > 0,
                 scratch.has_word,
+                scratch.units,
                 scratch.found,
                 scratch.numbers,
                 self._is_geographic,
@@ -222,7 +241,7 @@ class AdaptiveIndex:
                 )
             )
         n_slots = subscriptions.kinds.size
-        if sum(part.slots.size for part in segments) != n_slots:
+        if np.unique(np.concatenate([NO_SLOTS, *(part.slots for part in segments)])).size != n_slots:
             return False
         self._subscriptions = subscriptions
         self._is_alive = np.zeros(max(n_slots, 64), bool)
@@ -249,7 +268,8 @@ class AdaptiveIndex:
         sizes = [part.slots.size for part in view.segments]
         first = first_merged([*sizes, view.delta.size + slots.size], most)
         merged = [*(part.slots for part in view.segments[first:]), view.delta]
-        slots = np.sort(np.concatenate([self._kept(np.concatenate(merged)), slots]))
+        # Those that were posted anew are there several times.
+        slots = np.unique(np.concatenate([self._kept(np.concatenate(merged)), slots]))
         return _View((*view.segments[:first], *self._built(slots)))
 
     def _kept(self, slots: Any) -> Any:

@@ -44,9 +44,11 @@ class Book:
         self.vocabulary = vocabulary
         self.index_name = index
         self.n_registered = 0
+        self.generation = 0
+        """Grows when slots are numbered anew."""
         self._lock = lock
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, "nearcast") if threads > 1 else None
+        self.pool = ThreadPoolExecutor(threads, "nearcast") if threads > 1 else None
         self._contents = self._laid_out(compiled([], vocabulary, 0), np.empty(0, object), {})
 
     def __len__(self) -> int:
@@ -105,10 +107,16 @@ class Book:
                 contents.ids.extend(values)
             contents.polygons.update((first + place, polygon) for place, polygon in polygons.items())
             self.n_registered += len(ids)
-            everything = self.columns
-        slots = np.arange(first, first + len(ids))
-        contents.index.insert(slots, everything)
-        return slots
+            contents.index.attach(self.columns)
+        return np.arange(first, first + len(ids))
+
+    def insert(self, slots: Any) -> None:
+        """Let the index take in appended subscriptions."""
+        self._contents.index.insert(slots, self.columns)
+
+    def repost(self, slots: Any) -> None:
+        """Let the index know that the floors of subscriptions have changed."""
+        self._contents.index.repost(slots)
 
     def activate(self, ids: Sequence[Id], slots: Any) -> None:
         """Match the subscriptions at `slots` from now on; their ids must not be in use."""
@@ -135,6 +143,7 @@ class Book:
         contents = self._laid_out(taken(self.columns, alive), self.ids[alive], polygons)
         with self._lock:
             self._contents = contents
+            self.generation += 1
 
     # --- matching
 
@@ -145,11 +154,11 @@ class Book:
     def found(self, messages: MessageColumns) -> tuple[Matches, int]:
         """Return all matches of a batch of messages, and how many candidates were verified."""
         n_messages = messages.x.size
-        n_tasks = 4 * self._threads if self._pool else 1
+        n_tasks = 4 * self._threads if self.pool else 1
         step = max(MIN_ROWS_OF_A_TASK, min(MAX_ROWS_OF_A_TASK, -(-n_messages // n_tasks)))
         if n_messages <= step:
             return self._found_in(messages, 0, n_messages)
-        divide = map if self._pool is None else self._pool.map
+        divide = map if self.pool is None else self.pool.map
         parts = list(divide(lambda start: self._found_in(messages, start, start + step), range(0, n_messages, step)))
         return joined([part for part, _ in parts]), sum(n for _, n in parts)
 
@@ -186,6 +195,7 @@ class Book:
         polygons = {slot: shapely.from_wkb(wkb) for slot, wkb in enumerate(table["polygon"].to_pylist()) if wkb}
         self.n_registered = n_registered
         self._contents = self._laid_out(columns, ids, polygons, arrays)
+        self.generation += 1
 
     def _laid_out(
         self, columns: SubscriptionColumns, ids: Any, polygons: dict[int, Any], saved: Mapping[str, Any] | None = None

@@ -6,6 +6,7 @@ Two steps, so that a bad subscription changes nothing: `parsed` checks one again
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,20 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearcast.columns import SubscriptionColumns
+from nearcast.columns import BLEND_WEIGHT, SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.index.growable import ragged, taken_rows
-from nearcast.kernels.verify import BOOLEAN, TOPK
+from nearcast.kernels.verify import BOOLEAN, NEAREST, TOPK
 from nearcast.model import KINDS, SIMILARITIES, Boolean, Geographic, Polygon, Similar, Space, Subscription, TopK
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import check_in_space, is_in_space
-from nearcast.space.regions import BOX, shape_and_numbers
-from nearcast.subscription_tables import PlainBoxes
+from nearcast.space.regions import ANYWHERE, BOX, shape_and_numbers
+from nearcast.subscription_tables import PlainRows
 from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
 from nearcast.text.vocabulary import Vocabulary
-
-# As good as no limit: no window and no memory holds more messages.
-MAX_K = 2**31 - 1
 
 
 class Parsed(NamedTuple):
@@ -61,8 +59,9 @@ def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space) -> 
     if isinstance(subscription, Similar):
         numbers = (x, y, subscription.text_weight, subscription.threshold)
         return Parsed(kind, tokens, numbers=numbers, similarity=SIMILARITIES.index(subscription.similarity))
-    weight = subscription.spatial_weight if isinstance(subscription, TopK) else 0.0
-    return Parsed(kind, tokens, numbers=(x, y, weight, 0.0), k=min(subscription.k, MAX_K))
+    # Until there are results, every message that shares a word is good enough.
+    weight, floor = (subscription.spatial_weight, 0.0) if isinstance(subscription, TopK) else (-math.inf, -math.inf)
+    return Parsed(kind, tokens, numbers=(x, y, weight, floor), k=subscription.k)
 
 
 def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -> SubscriptionColumns:
@@ -104,41 +103,54 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
     )
 
 
-def compiled_boxes(
-    plain: PlainBoxes, vocabulary: Vocabulary, space: Space, first_order: int
+def compiled_rows(
+    plain: PlainRows, vocabulary: Vocabulary, space: Space, first_order: int
 ) -> SubscriptionColumns | None:
-    """Return plain boxes as columns, all at once; None if a row needs a closer look."""
+    """Return plain rows as columns, all at once; None if a row needs a closer look."""
     n = len(plain.ids)
-    low, high = plain.boxes[:, :2].T, plain.boxes[:, 2:].T
-    if isinstance(space, Geographic):
-        is_good = is_in_space(space, *low).all() and is_in_space(space, *high).all()
-    else:
-        is_good = (low[0] <= high[0]).all()
-    if not is_good:
+    kind = KINDS.index(plain.kind)
+    if not _is_in_place(plain, space):
         return None
     words = vocabulary.of_keywords(plain.keywords)
     sizes = np.diff(words.token_offsets)
-    if sizes.min(initial=1) < 1 or sizes.max(initial=0) > MAX_LITERALS:
+    if sizes.min(initial=1) < 1 or (kind == BOOLEAN and sizes.max(initial=0) > MAX_LITERALS):
         # The words stay admitted, in the order in which the closer look will meet them.
         return None
-    empty = compiled([], vocabulary, 0)
-    zeros = {name: np.zeros(n, array.dtype) for name, array in empty._asdict().items() if array.ndim == 1}
-    return SubscriptionColumns(
-        **zeros
-        | {
-            "orders": np.arange(first_order, first_order + n),
-            "token_offsets": np.zeros(n + 1, np.int32),
-            "token_ids": empty.token_ids,
-            "token_weights": empty.token_weights,
-            "shapes": np.full(n, BOX, np.int8),
-            "numbers": plain.boxes,
-            "clause_offsets": np.arange(n + 1, dtype=np.int32),
-            "required_offsets": words.token_offsets.astype(np.int32),
-            "required_ids": words.token_ids,
-            "forbidden_offsets": np.zeros(n + 1, np.int32),
-            "forbidden_ids": empty.forbidden_ids,
-        }
+    columns = compiled([], vocabulary, 0)._replace(
+        kinds=np.full(n, kind, np.int8),
+        orders=np.arange(first_order, first_order + n),
+        numbers=plain.numbers,
+        ks=plain.ks.astype(np.int32),
+        similarities=plain.similarities,
+        shapes=np.full(n, BOX if kind == BOOLEAN else ANYWHERE, np.int8),
+        token_offsets=np.zeros(n + 1, np.int32),
+        clause_offsets=np.zeros(n + 1, np.int32),
     )
+    if kind == BOOLEAN:
+        return columns._replace(
+            clause_offsets=np.arange(n + 1, dtype=np.int32),
+            required_offsets=words.token_offsets.astype(np.int32),
+            required_ids=words.token_ids,
+            forbidden_offsets=np.zeros(n + 1, np.int32),
+        )
+    weights = vocabulary.weights(words.token_ids)
+    if kind == TOPK:
+        weights = unit_vectors(words.token_offsets, weights, words.token_counts)
+    if kind == NEAREST:
+        columns.numbers[:, BLEND_WEIGHT:] = -math.inf
+    return columns._replace(
+        token_offsets=words.token_offsets.astype(np.int32), token_ids=words.token_ids, token_weights=weights
+    )
+
+
+def _is_in_place(plain: PlainRows, space: Space) -> bool:
+    """Whether all points lie in the space, and boxes are as they should be."""
+    low, high = plain.numbers[:, :2].T, plain.numbers[:, 2:].T
+    if plain.kind != "boolean":
+        return bool(is_in_space(space, *low).all())
+    if isinstance(space, Geographic):
+        return bool(is_in_space(space, *low).all() and is_in_space(space, *high).all())
+    return bool((low[0] <= high[0]).all())
 
 
 def taken(columns: SubscriptionColumns, slots: Any) -> SubscriptionColumns:

@@ -23,6 +23,12 @@ class ExhaustiveIndex:
         self._is_alive = np.zeros(0, bool)
         self._slots: Any = None
 
+    def attach(self, subscriptions: SubscriptionColumns) -> None:
+        """Do nothing: subscriptions are not looked at."""
+
+    def repost(self, slots: Any) -> None:
+        """Do nothing: floors are not looked at."""
+
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:  # noqa: ARG002
         """Take in the subscriptions at `slots`, to be proposed once they are activated."""
         n_slots = subscriptions.kinds.size

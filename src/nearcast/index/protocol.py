@@ -37,6 +37,12 @@ class Index(Protocol):
     taken, never the answer. Changes come one at a time, and candidates may be asked for by several threads at once.
     """
 
+    def attach(self, subscriptions: SubscriptionColumns) -> None:
+        """Read the subscriptions from here from now on: they have moved, and there are more that come later."""
+
+    def repost(self, slots: Any) -> None:
+        """Take note that the floors of the top-k and nearest subscriptions at `slots` are others than before."""
+
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
         """Take in the subscriptions at `slots`, not yet to be proposed; `subscriptions` holds every slot so far.
 

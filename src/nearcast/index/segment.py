@@ -3,9 +3,8 @@
 A subscription is broken into **postings**, each with a signature of one or two words and a box that holds its region:
 
     boolean    one per clause and box of the region's cover: the clause's rarest word, then its second rarest
-    similar    one per word, and per pair of words where that pays, in the circle that the threshold leaves; and `*`
-               if the threshold can be reached without a shared word (kernels/scored.py)
-    others     one per word, anywhere
+    others     one per word, and per pair of words where that pays, in the circle that the threshold or the floor
+               leaves; and `*` if a threshold can be reached without a shared word (kernels/scored.py)
 
 The postings with the same first word are a group. A group stays a leaf, to be read from end to end, or is split by
 space, or is split by the second word into runs (a run for the postings that have none is the dummy cut); a run stays
@@ -19,7 +18,8 @@ whose boxes hold it but for the width of a slab. Nothing is replicated, and post
 that are set lie together.
 
 No match is lost: a message that matches a clause has all its words, so it has the first and the second; its point
-lies in a box of the cover. A message that reaches a threshold lies in the circle of the first word it shares.
+lies in a box of the cover. A message that reaches a threshold or a floor lies in the circle of the first word that it
+shares.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from nearcast.columns import SubscriptionColumns
 from nearcast.index.growable import taken_rows
 from nearcast.kernels.postings import (
     GROUP,
+    IS_NEAREST,
     IS_SCORED,
+    IS_TOPK,
     KEYWORD_NODE,
     LEAF_NODE,
     N_SLABS,
@@ -48,8 +50,8 @@ from nearcast.kernels.postings import (
     words_of,
 )
 from nearcast.kernels.postings import postings as postings_of
-from nearcast.kernels.scored import SCORED, similar_postings
-from nearcast.kernels.verify import BOOLEAN, SIMILAR
+from nearcast.kernels.scored import SCORED, scored_postings
+from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic, Space
 from nearcast.space.covers import cover
 from nearcast.space.regions import ANYWHERE, BOX
@@ -60,6 +62,9 @@ LOOKUP_COST = 40.0
 TILE_COST = 100.0
 WORD_COST = 1.0
 CANDIDATE_COST = 8.0
+
+
+FLAGS_OF_KIND = np.array([0, IS_SCORED, IS_SCORED | IS_TOPK, IS_SCORED | IS_NEAREST], np.uint8)
 
 
 class Segment(NamedTuple):
@@ -103,10 +108,10 @@ def build_segment(
 ) -> tuple[Segment, float]:
     """Return a segment over the subscriptions at `slots`, and how many postings a message should read in it."""
     s, is_geographic = subscriptions, isinstance(space, Geographic)
-    is_similar = s.kinds[slots] == SIMILAR
-    plain, boxes = _unscored(s, slots[~is_similar], statistics, is_geographic)
-    similar, circles, scored = _similar(s, slots[is_similar], statistics, space_box, space)
-    rows = _Postings(*(np.concatenate(parts) for parts in zip(plain, similar, strict=True)))
+    is_boolean = s.kinds[slots] == BOOLEAN
+    plain, boxes = _boolean(s, slots[is_boolean], statistics, is_geographic)
+    others, circles, scored = _scored(s, slots[~is_boolean], statistics, space_box, space)
+    rows = _Postings(*(np.concatenate(parts) for parts in zip(plain, others, strict=True)))
     # Points lie in the space, so what lies outside of it does not matter.
     low, high = np.tile(space_box[:2], 2), np.tile(space_box[2:], 2)
     boxes = np.clip(np.concatenate([boxes, circles]), low, high)
@@ -129,9 +134,9 @@ def build_segment(
     return segment, expected_read
 
 
-def _unscored(s: SubscriptionColumns, slots: Any, statistics: Statistics, is_geographic: bool) -> tuple[_Postings, Any]:
-    """Return the postings of all kinds but similarity, and their boxes."""
-    is_plain = (s.kinds[slots] == BOOLEAN) & _has_plain_box(s, slots, is_geographic)
+def _boolean(s: SubscriptionColumns, slots: Any, statistics: Statistics, is_geographic: bool) -> tuple[_Postings, Any]:
+    """Return the postings of boolean subscriptions, and their boxes."""
+    is_plain = _has_plain_box(s, slots, is_geographic)
     boxes, box_offsets = _covers(s, slots, is_plain, is_geographic)
     is_tight = is_plain | (s.shapes[slots] == ANYWHERE)
     first, second, places, posting_slots, clauses, flags = postings_of(
@@ -141,21 +146,21 @@ def _unscored(s: SubscriptionColumns, slots: Any, statistics: Statistics, is_geo
     return _Postings(first, second, posting_slots, clauses, flags, nowhere), boxes[places]
 
 
-def _similar(
+def _scored(
     s: SubscriptionColumns, slots: Any, statistics: Statistics, space_box: Any, space: Space
 ) -> tuple[_Postings, Any, Any]:
-    """Return the postings of similarity subscriptions, their boxes, and what is needed to score them."""
+    """Return the postings of scored subscriptions, their boxes, and what is needed to score them."""
     shares = np.minimum(statistics.frequencies / max(statistics.n_messages, 1), 1.0)
     terms = (s, slots, shares, isinstance(space, Geographic), space.max_dist, space_box)
-    n = similar_postings(*terms, _room_for_similar(0))
-    first, second, boxes, posting_slots, scored = columns = _room_for_similar(n)
+    n = scored_postings(*terms, _room_for_scored(0))
+    first, second, boxes, posting_slots, scored = columns = _room_for_scored(n)
     if n:
-        similar_postings(*terms, columns)
-    flags = np.full(n, IS_SCORED, np.uint8)
+        scored_postings(*terms, columns)
+    flags = FLAGS_OF_KIND[s.kinds[posting_slots]]
     return _Postings(first, second, posting_slots, np.zeros(n, np.uint8), flags, np.arange(n)), boxes, scored
 
 
-def _room_for_similar(n: int) -> tuple[Any, ...]:
+def _room_for_scored(n: int) -> tuple[Any, ...]:
     words = np.empty((2, n), np.int32)
     return words[0], words[1], np.empty((n, 4)), np.empty(n, np.int32), np.empty(n, SCORED)
 

@@ -26,7 +26,7 @@ MAX_PLAIN_WORDS = 16
 GRID = 1 << 16
 # What is left to ask when the box and all words of a posting are hit: the exact test, the words of other clauses, or
 # the score, of which a SCORED knows all there is to know.
-IS_OPEN, HAS_MORE_TO_CHECK, IS_SCORED = 1, 2, 4
+IS_OPEN, HAS_MORE_TO_CHECK, IS_SCORED, IS_TOPK, IS_NEAREST = 1, 2, 4, 8, 16
 
 # What is read of every posting, four to a cache line: its box, its second word, and its subscription; the slot is
 # turned over (~slot) if there is more to ask.
@@ -50,13 +50,13 @@ TILE = np.dtype([(side, np.float64) for side in ("west", "south", "east", "north
 
 @kernel
 def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: Any) -> Any:
-    """Return the postings of subscriptions: both words, the place of the box, slot, clause and flags."""
+    """Return the postings of boolean subscriptions: both words, the place of the box, slot, clause and flags."""
     n_postings = 0
     for i in range(slots.size):
         slot = slots[i]
         n_boxes = box_offsets[i, 1] - box_offsets[i, 0]
         n_clauses = s.clause_offsets[slot + 1] - s.clause_offsets[slot]
-        n_postings += n_boxes * n_clauses + (s.token_offsets[slot + 1] - s.token_offsets[slot])
+        n_postings += n_boxes * n_clauses
     first = np.empty(n_postings, np.int32)
     second = np.empty(n_postings, np.int32)
     places = np.empty(n_postings, np.int64)
@@ -66,15 +66,6 @@ def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: A
     end = 0
     for i in range(slots.size):
         slot = slots[i]
-        if s.kinds[slot] != BOOLEAN:
-            n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
-            first[end : end + n_words] = s.token_ids[s.token_offsets[slot] : s.token_offsets[slot + 1]]
-            second[end : end + n_words] = first[end : end + n_words]
-            places[end : end + n_words] = box_offsets[i, 0]
-            posting_slots[end : end + n_words] = slot
-            flags[end : end + n_words] = IS_OPEN | HAS_MORE_TO_CHECK
-            end += n_words
-            continue
         first_clause = s.clause_offsets[slot]
         n_clauses = s.clause_offsets[slot + 1] - first_clause
         for clause in range(first_clause, first_clause + n_clauses):

@@ -4,6 +4,7 @@ segment         the named tuple of index/segment.py, in whose terms this file sp
 subscriptions   SubscriptionColumns, by slot; is_alive: bool, by slot, not looked at unless has_dead
 has_word        bool, by token id: whether the message at hand has it, all False before and after; and one more item,
                 always True, so that NO_WORD needs no question of its own
+units           float64, by token id: the weight of each word of the message at hand in its unit vector
 found           int64, a buffer that grows: each candidate is one number, `row << 32 | slot << 1 | is_open`
 numbers         float64 (n, 2), a buffer beside it: score and distance of those that were scored, NaN for others; not
                 used if the segment has nothing to score
@@ -17,25 +18,36 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD
 from nearcast.jit import kernel, lowest_bit, prefetch
 from nearcast.kernels.postings import (
     EMPTY,
     GRID,
     HAS_MORE_TO_CHECK,
+    IS_NEAREST,
     IS_OPEN,
     IS_SCORED,
+    IS_TOPK,
     LEAF_NODE,
     N_SLABS,
-    NO_WORD,
     STAR,
     slab_of,
     sums_of,
     table_place,
     words_of,
 )
-from nearcast.kernels.scored import is_first_here, is_known, score_at, shared_words, weights_of_pair
-from nearcast.kernels.verify import BOOLEAN
+from nearcast.kernels.scored import (
+    MAX_OTHERS,
+    NONE,
+    is_first_here,
+    is_known,
+    shared_cosine,
+    shared_words,
+    weights_of_pair,
+)
+from nearcast.scoring.spatial import SLACK, blend, spatial_similarity
 from nearcast.scoring.textual import WEIGHTED_JACCARD, set_similarity
+from nearcast.space.distance import distance
 from nearcast.text.scan import grown
 
 # Candidates are sorted in blocks of about this many, which stay in the cache, and of so many rows at most.
@@ -43,6 +55,8 @@ BLOCK_SIZE = 1 << 13
 DIGIT_BITS = 12
 MAX_BLOCK_ROWS = 1 << DIGIT_BITS
 MAX_INSERTION_SORT = 64
+# What lies in memory is asked for so many candidates ahead.
+LOOK_AHEAD = 8
 # So few runs are looked at one by one.
 MAX_STEPS = 16
 
@@ -60,22 +74,14 @@ def is_clause_true(s: Any, clause: int, has_word: Any) -> bool:
 
 
 @kernel
-def is_proposed_here(s: Any, slot: Any, n_earlier: int, word: int, has_word: Any) -> bool:
-    """Whether a posting may propose its subscription: the words allow it, and no other posting does so before it."""
-    if s.kinds[slot] == BOOLEAN:
-        clause = s.clause_offsets[slot] + n_earlier
-        if not is_clause_true(s, clause, has_word):
+def is_proposed_here(s: Any, slot: Any, n_earlier: int, has_word: Any) -> bool:
+    """Whether a clause of a boolean subscription is true, and no earlier one, which would propose it too."""
+    clause = s.clause_offsets[slot] + n_earlier
+    if not is_clause_true(s, clause, has_word):
+        return False
+    for earlier in range(s.clause_offsets[slot], clause):
+        if is_clause_true(s, earlier, has_word):
             return False
-        for earlier in range(s.clause_offsets[slot], clause):
-            if is_clause_true(s, earlier, has_word):
-                return False
-        return True
-    if word != NO_WORD:
-        for i in range(s.token_offsets[slot], s.token_offsets[slot + 1]):
-            if s.token_ids[i] == word:
-                return True
-            if has_word[s.token_ids[i]]:
-                return False
     return True
 
 
@@ -219,6 +225,7 @@ def probe(
     is_alive: Any,
     has_dead: bool,
     has_word: Any,
+    units: Any,
     found: Any,
     numbers: Any,
     is_geographic: bool,
@@ -233,6 +240,7 @@ def probe(
     s_token_offsets = s.token_offsets
     s_token_ids = s.token_ids
     s_token_weights = s.token_weights
+    s_numbers = s.numbers
     similarities = s.similarities
     space_box = segment.space_box
     token_offsets = messages.token_offsets
@@ -251,6 +259,9 @@ def probe(
         x = messages.x[row]
         y = messages.y[row]
         mark(has_word, tokens, True)
+        if has_scored:
+            for i in range(tokens.size):
+                units[tokens[i]] = messages.token_units[token_offsets[row] + i]
         n_hits, hits = hits_of_message(segment, tokens, x, y, has_word, hits)
         n_read += n_hits
         across = slab_of(x, space_box[0], space_box[2], GRID)
@@ -268,7 +279,11 @@ def probe(
                 & (posting["north"] >= up)
                 & has_word[posting["word"]]
             )
-        for hit in hits[:n_inside]:
+        for i in range(n_inside):
+            hit = hits[i]
+            if has_scored and i + 2 * LOOK_AHEAD < n_inside:
+                prefetch(details, hits[i + 2 * LOOK_AHEAD])
+                prefetch(scored, details[hits[i + LOOK_AHEAD]]["other_words"])
             posting = postings[hit]
             slot = np.int64(posting["slot"])
             flags = 0
@@ -281,29 +296,56 @@ def probe(
                 first_other = np.int64(detail["other_words"])
                 is_true = True
                 if flags & IS_SCORED:
-                    if has_dead and not is_alive[slot]:
-                        continue
+                    # What the record alone can tell comes first: columns are far away.
                     record = scored[first_other]
+                    is_topk = flags & IS_TOPK != 0
+                    is_nearest = flags & IS_NEAREST != 0
+                    weight = record["blend_weight"]
+                    least = record["threshold"]
+                    away = distance(is_geographic, record["x"], record["y"], x, y)
+                    near = spatial_similarity(away, max_dist)
                     alike = record["alike"]
-                    if not is_known(record, has_word):
-                        first, following, count, weight, whole = shared_words(
-                            s_token_offsets, s_token_ids, s_token_weights, slot, has_word
-                        )
-                        if not is_first_here(record, first, following):
+                    if is_nearest:
+                        if -away < least:
                             continue
-                        code = similarities[slot]
-                        if code == WEIGHTED_JACCARD:
-                            # Handing over all columns costs more than the rest, so it is the last resort.
-                            weight, whole = weights_of_pair(s, messages, slot, row)
-                        alike = set_similarity(
-                            code, count, s_token_offsets[slot + 1] - s_token_offsets[slot], tokens.size, weight, whole
-                        )
-                    score, away = score_at(record, alike, x, y, is_geographic, max_dist)
-                    is_true = score >= record["threshold"]
+                        alike = 0.0
+                    elif is_topk:
+                        # A cosine may be above 1 by its rounding.
+                        if blend(weight, near, 1.0 + SLACK) < least:
+                            continue
+                        alike *= units[record["others"][MAX_OTHERS - 1]]
+                    if not is_known(record, has_word):
+                        if is_topk or is_nearest:
+                            first, following, alike = shared_cosine(
+                                s_token_offsets, s_token_ids, s_token_weights, slot, has_word, units
+                            )
+                            if first == NONE or not is_first_here(record, first, following):
+                                continue
+                        else:
+                            first, following, count, shared, whole = shared_words(
+                                s_token_offsets, s_token_ids, s_token_weights, slot, has_word
+                            )
+                            if not is_first_here(record, first, following):
+                                continue
+                            code = similarities[slot]
+                            if code == WEIGHTED_JACCARD:
+                                # Handing over all columns costs more than the rest, so it is the last resort.
+                                shared, whole = weights_of_pair(s, messages, slot, row)
+                            n_words = s_token_offsets[slot + 1] - s_token_offsets[slot]
+                            alike = set_similarity(code, count, n_words, tokens.size, shared, whole)
+                    if not is_nearest:
+                        score = blend(weight, near, alike) if is_topk else blend(weight, alike, near)
+                        if score < least:
+                            continue
+                    # What was posted for another floor has been posted anew since.
+                    if is_topk and least != s_numbers[slot, THRESHOLD]:
+                        continue
+                    if is_nearest and (least != s_numbers[slot, BLEND_WEIGHT] or -away < s_numbers[slot, THRESHOLD]):
+                        continue
                 for place in range(first_other, first_other + detail["n_other_words"]):
                     is_true = is_true and has_word[other_words[place]]
                 if flags & HAS_MORE_TO_CHECK and is_true:
-                    is_true = is_proposed_here(s, slot, detail["clause"], posting["word"], has_word)
+                    is_true = is_proposed_here(s, slot, detail["clause"], has_word)
                 if not is_true:
                     continue
             if has_dead and not is_alive[slot]:

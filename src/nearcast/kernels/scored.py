@@ -1,4 +1,7 @@
-"""Similarity subscriptions as postings: how near must a message be that has these words? (STAMP, sections III and V)
+"""Scored subscriptions as postings: how near must a message be that has these words? (STAMP, sections III and V)
+
+A similarity subscription has a threshold, a top-k subscription the score that its floor asks for (Skype, section 4), a
+nearest one a distance.
 
 s, slots         SubscriptionColumns, and the slots that are wanted
 shares           by token id: the share of the messages that have it
@@ -19,13 +22,15 @@ slack, so that rounding loses nothing; the score itself is exact.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, X, Y
 from nearcast.jit import kernel
-from nearcast.scoring.spatial import blend, reach, spatial_similarity
+from nearcast.kernels.verify import NEAREST, SIMILAR, TOPK
+from nearcast.scoring.spatial import reach
 from nearcast.scoring.textual import (
     OVERLAP,
     WEIGHTED_OVERLAP,
@@ -35,7 +40,6 @@ from nearcast.scoring.textual import (
     total,
 )
 from nearcast.space.covers import circle_box
-from nearcast.space.distance import distance
 
 ANY, ALONE, NONE, EVERY = -2, -1, -1, -2
 NO_WORD = -1
@@ -49,7 +53,8 @@ PRICE_OF_A_POSTING = 2e-6
 MAX_OTHERS = 5
 # Where the other words do not fit, or the similarity hangs on the message as a whole.
 UNKNOWN = -1
-# A cache line. `alike` is the similarity of words if none of the other words is shared.
+# A cache line. `alike` is the similarity of words if none of the other words is shared; for a top-k subscription the
+# weight of the word, which is the last of `others`. `threshold` is what it was posted for.
 SCORED = np.dtype(
     [(name, np.float64) for name in ("x", "y", "blend_weight", "threshold", "alike")]
     + [("others", np.int32, (MAX_OTHERS,)), ("rank", np.int16), ("next", np.int8), ("n_others", np.int8)]
@@ -57,12 +62,28 @@ SCORED = np.dtype(
 
 
 @kernel
+def weight_up_to(s: Any, slot: int, rank: int) -> float:
+    """Return the weight of the words up to a rank, by which their similarity is bounded: for a cosine, of squares."""
+    result = 0.0
+    start = s.token_offsets[slot]
+    for i in range(start, start + rank + 1):
+        weight = s.token_weights[i]
+        result += weight * weight if s.kinds[slot] == TOPK else weight
+    return result
+
+
+@kernel
 def radius_of(s: Any, slot: int, weight: float, count: int, max_dist: float) -> float:
     """Return how near a message must be that shares words of this weight and number at most; negative for never."""
     numbers = s.numbers[slot]
-    tokens = slice(s.token_offsets[slot], s.token_offsets[slot + 1])
-    weights = s.token_weights[tokens]
-    bound = text_upper_bound(s.similarities[slot], weight, total(weights), count, weights.size)
+    if s.kinds[slot] == NEAREST:
+        return -numbers[BLEND_WEIGHT]
+    if s.kinds[slot] == TOPK:
+        # A message has unit length too, so the cosine is at most the length of what is shared.
+        return reach(1.0 - numbers[BLEND_WEIGHT], numbers[THRESHOLD], math.sqrt(weight), max_dist)
+    n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
+    whole = weight_up_to(s, slot, n_words - 1)
+    bound = text_upper_bound(s.similarities[slot], weight, whole, count, n_words)
     return reach(numbers[BLEND_WEIGHT], numbers[THRESHOLD], bound, max_dist)
 
 
@@ -88,18 +109,17 @@ def pays_in_pairs(
 ) -> bool:
     """Whether a word is better posted with each second word and alone than by itself (STAMP, section V-C)."""
     start = s.token_offsets[slot]
-    if rank == 0 or s.token_offsets[slot + 1] - start > MAX_PAIRED_WORDS:
+    if rank < 1 or s.kinds[slot] == NEAREST or s.token_offsets[slot + 1] - start > MAX_PAIRED_WORDS:
         return False
     x = s.numbers[slot, X]
     y = s.numbers[slot, Y]
-    weight = s.token_weights[start + rank]
-    rest = total(s.token_weights[start : start + rank])
+    rest = weight_up_to(s, slot, rank - 1)
+    weight = weight_up_to(s, slot, rank) - rest
     any_share = box_share(is_geographic, x, y, radius_of(s, slot, weight + rest, rank + 1, max_dist), space_box)
     share = box_share(is_geographic, x, y, radius_of(s, slot, weight, 1, max_dist), space_box)
     n_more = -1 if share == 0.0 else 0
     for other in range(rank - 1, -1, -1):
-        radius = radius_of(s, slot, weight + rest, other + 2, max_dist)
-        rest -= s.token_weights[start + other]
+        radius = radius_of(s, slot, weight + weight_up_to(s, slot, other), other + 2, max_dist)
         if radius >= 0.0:
             n_more += 1
             share += shares[s.token_ids[start + other]] * box_share(is_geographic, x, y, radius, space_box)
@@ -107,29 +127,30 @@ def pays_in_pairs(
 
 
 @kernel
-def similar_postings(
+def scored_postings(
     s: Any, slots: Any, shares: Any, is_geographic: bool, max_dist: float, space_box: Any, columns: Any
 ) -> int:
-    """Fill in the postings of similarity subscriptions; return their number, and only that if there is no room.
+    """Fill in the postings of scored subscriptions; return their number, and only that if there is no room.
 
     columns   first words, second words, boxes, slots, SCORED
     """
     end = 0
     for slot in slots:
-        start = s.token_offsets[slot]
-        n_words = s.token_offsets[slot + 1] - start
-        weights = s.token_weights[start : start + n_words]
+        n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
         if n_words > MAX_WORDS:
             end = with_posting(columns, end, s, slot, EVERY, ANY, np.inf, is_geographic)
             continue
-        for rank in range(n_words - 1, NONE - 1, -1):
-            if rank < 1 or not pays_in_pairs(s, slot, rank, shares, is_geographic, max_dist, space_box):
-                radius = radius_of(s, slot, total(weights[: rank + 1]), rank + 1, max_dist)
+        # Only a similarity can be reached without a word.
+        last = NONE if s.kinds[slot] == SIMILAR else 0
+        for rank in range(n_words - 1, last - 1, -1):
+            whole = weight_up_to(s, slot, rank)
+            if not pays_in_pairs(s, slot, rank, shares, is_geographic, max_dist, space_box):
+                radius = radius_of(s, slot, whole, rank + 1, max_dist)
                 end = with_posting(columns, end, s, slot, rank, ANY, radius, is_geographic)
                 continue
+            own = whole - weight_up_to(s, slot, rank - 1)
             for following in range(rank - 1, ALONE - 1, -1):
-                rest = weights[rank] + total(weights[: following + 1])
-                radius = radius_of(s, slot, rest, following + 2, max_dist)
+                radius = radius_of(s, slot, own + weight_up_to(s, slot, following), following + 2, max_dist)
                 end = with_posting(columns, end, s, slot, rank, following, radius, is_geographic)
     return end
 
@@ -162,12 +183,14 @@ def with_posting(
     record["x"] = numbers[X]
     record["y"] = numbers[Y]
     record["blend_weight"] = numbers[BLEND_WEIGHT]
-    record["threshold"] = numbers[THRESHOLD]
+    record["threshold"] = numbers[BLEND_WEIGHT if s.kinds[slot] == NEAREST else THRESHOLD]
     record["rank"] = rank
     record["next"] = following
     n_own = 0
     shared = 0.0
     n_others = 0
+    for i in range(MAX_OTHERS):
+        record["others"][i] = 0
     for place in range(tokens.size):
         if place in (rank, following):
             n_own += 1
@@ -175,10 +198,19 @@ def with_posting(
         elif n_others < MAX_OTHERS:
             record["others"][n_others] = tokens[place]
             n_others += 1
-    code = s.similarities[slot]
-    is_simple = code in (WEIGHTED_OVERLAP, OVERLAP)
-    record["n_others"] = n_others if is_simple and n_own + n_others == tokens.size else UNKNOWN
-    record["alike"] = set_similarity(code, n_own, tokens.size, 0, shared, total(weights)) if is_simple else 0.0
+    record["n_others"] = n_others if n_own + n_others == tokens.size else UNKNOWN
+    record["alike"] = shared
+    if s.kinds[slot] == SIMILAR:
+        code = s.similarities[slot]
+        if code in (WEIGHTED_OVERLAP, OVERLAP):
+            record["alike"] = set_similarity(code, n_own, tokens.size, 0, shared, total(weights))
+        else:
+            record["n_others"] = UNKNOWN
+    elif n_own == 1 and n_others < MAX_OTHERS:
+        # There is room for the word itself, whose weight in the message is needed.
+        record["others"][MAX_OTHERS - 1] = tokens[rank]
+    else:
+        record["n_others"] = UNKNOWN
     return end + 1
 
 
@@ -203,6 +235,21 @@ def shared_words(token_offsets: Any, token_ids: Any, token_weights: Any, slot: A
 
 
 @kernel
+def shared_cosine(token_offsets: Any, token_ids: Any, token_weights: Any, slot: Any, has_word: Any, units: Any) -> Any:
+    """Return the ranks of the first and the second shared word, and the cosine; `units` are the message's by token."""
+    start = token_offsets[slot]
+    first = NONE
+    following = ALONE
+    cosine = 0.0
+    for i in range(start, token_offsets[slot + 1]):
+        if has_word[token_ids[i]]:
+            following = first
+            first = i - start
+            cosine += token_weights[i] * units[token_ids[i]]
+    return first, following, cosine
+
+
+@kernel
 def is_first_here(record: Any, first: int, following: int) -> bool:
     """Whether it is this posting that proposes its subscription, given the first shared words."""
     return record["rank"] == EVERY or (
@@ -217,13 +264,6 @@ def is_known(record: Any, has_word: Any) -> bool:
     for i in range(record["n_others"]):
         is_alike = is_alike and not has_word[record["others"][i]]
     return is_alike
-
-
-@kernel
-def score_at(record: Any, alike: float, x: float, y: float, is_geographic: bool, max_dist: float) -> Any:
-    """Return the score of a message at a point, given the similarity of words, and its distance."""
-    away = distance(is_geographic, record["x"], record["y"], x, y)
-    return blend(record["blend_weight"], alike, spatial_similarity(away, max_dist)), away
 
 
 @kernel

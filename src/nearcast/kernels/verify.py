@@ -81,6 +81,15 @@ def verdict(s: Any, m: Any, slot: int, row: int, is_geographic: bool, max_dist: 
 
 
 @kernel
+def distances_of(is_geographic: bool, x: Any, y: Any, m_x: Any, m_y: Any) -> Any:
+    """Return the distance of each pair of points."""
+    result = np.empty(x.size, np.float64)
+    for i in range(x.size):
+        result[i] = distance(is_geographic, x[i], y[i], m_x[i], m_y[i])
+    return result
+
+
+@kernel
 def verdicts(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geographic: bool, max_dist: float) -> Any:
     """Return for each pair what `verdict` says of it."""
     is_match = np.zeros(slots.size, np.bool_)

@@ -1,34 +1,75 @@
-"""Keeping the results of top-k and nearest subscriptions while messages come, expire, and subscriptions change."""
+"""Keeping the results of top-k and nearest subscriptions while messages come, expire, and subscriptions change.
+
+Each of them is a **feed** with a buffer of the messages that are or may become its best (kernels/skyband.py). Its
+**floor** is the score from which on messages are kept; the index proposes nothing below it. Where a buffer falls below
+k because messages expired, the feed is evaluated anew from the window and gets a new floor, so deep that this is rare
+and so high that the buffer stays small (results/sizing.py). A floor that moved is posted anew before the next message.
+
+The score of a nearest subscription is minus the distance; without a window its floor is the distance of its k-th.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from nearcast.columns import MessageColumns, id_array
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, X, Y, id_array
 from nearcast.index.book import Book
+from nearcast.index.growable import Growable, id_values
 from nearcast.index.matches import Matches, filled
 from nearcast.index.protocol import unverified
-from nearcast.kernels.verify import TOPK
-from nearcast.model import Id, Window
-from nearcast.results.standings import Change, Entry, Standings, nearest_entry, topk_entry
-from nearcast.results.window import MessageWindow
+from nearcast.kernels.skyband import ENTRY, FEED, copy_best, differences, drop_below, move_buffers, pack_buffers, update
+from nearcast.kernels.verify import NEAREST, TOPK, distances_of
+from nearcast.model import Geographic, Id, Window
+from nearcast.results.expiry import ExpiryLog
+from nearcast.results.message_index import MessageIndex
+from nearcast.results.sizing import best_size
+from nearcast.results.standings import Entry, nearest_entry, topk_entry
+from nearcast.results.window import NO_WINDOW, MessageWindow
+
+LOWEST = {TOPK: 0.0, NEAREST: -np.inf}
+# A buffer so many times larger than it should be gets a higher floor.
+MAX_OVERSIZE = 2
+# Without a window floors rise with every result; one is posted anew when the distance has fallen to this share.
+MAX_SHRUNK = 0.7
+MIN_ROOM = 4
+MIN_IDS = 1024
 
 
-class FeedChange(NamedTuple):
-    """What changed in the results of the subscription at `slot`."""
+class FeedChanges(NamedTuple):
+    """Messages that entered (+1) or left (-1) the results of the subscriptions at `slots`."""
 
-    slot: int
-    change: Change
+    slots: Any
+    arrivals: Any
+    signs: Any
+    scores: Any
+    distances: Any
+    message_ids: Any
+
+    @property
+    def size(self) -> int:
+        """How many changes there are."""
+        return int(self.slots.size)
+
+
+NO_NUMBERS = np.zeros(0, np.int64)
+NO_CHANGES = FeedChanges(NO_NUMBERS, NO_NUMBERS, np.zeros(0, np.int8), np.zeros(0), np.zeros(0), np.zeros(0, object))
+
+
+class _News(NamedTuple):
+    """Messages that may enter the buffers of feeds: ragged rows, in order of arrival, one for each of `feeds`."""
+
+    feeds: Any
+    offsets: Any
+    arrivals: Any
+    scores: Any
 
 
 class Feeds:
-    """The standings of the subscriptions in a book, answered from the window if there is one.
+    """The feeds of the subscriptions in a book, answered from the window if there is one.
 
     Without a window there are only nearest subscriptions; they hear of messages from their registration on, and
     nothing expires.
@@ -36,30 +77,349 @@ class Feeds:
 
     def __init__(self, book: Book, window: Window | None):
         self.window = MessageWindow(window) if window else None
+        self._messages = MessageIndex(book.space) if window else None
         self._book = book
-        self._standings = Standings()
+        self._feeds = Growable(np.zeros(0, FEED))
+        self._free: list[int] = []
+        self._entries = Growable(np.zeros(0, ENTRY))
+        self._feed_of_slot = np.zeros(0, np.int32)
+        self._generation = -1
+        self._log = ExpiryLog()
+        # Without a window, the ids of the messages in the buffers, by arrival.
+        self._ids: dict[int, Id] = {}
 
     def __bool__(self) -> bool:
         """Whether any subscription keeps results."""
-        return len(self._standings) > 0
+        return self._feeds.size > len(self._free)
 
-    def register(self, slots: Any) -> list[FeedChange]:
-        """Start the standings of those subscriptions that keep one; return their first answers."""
-        ks, orders = self._book.columns.ks, self._book.columns.orders
-        changes = []
-        for slot in slots[ks[slots] > 0].tolist():
-            answers = self._standings.register(int(orders[slot]), int(ks[slot]), self._evaluated(slot))
-            changes += [FeedChange(slot, change) for change in answers]
-        return changes
+    # --- subscriptions
+
+    def register(self, slots: Any) -> FeedChanges:
+        """Start the feeds of those subscriptions that keep results; return their first answers."""
+        slots = slots[self._book.columns.ks[slots] > 0]
+        if not slots.size:
+            return NO_CHANGES
+        feeds = self._new_feeds(slots)
+        if self.window is None:
+            return NO_CHANGES
+        before = self._best(feeds)
+        self._evaluate(feeds)
+        return self._changes(feeds, before)
 
     def forget(self, orders: Iterable[int]) -> None:
-        """End the standings of removed subscriptions."""
-        for order in orders:
-            self._standings.forget(order)
+        """End the feeds of removed subscriptions, given by their registration numbers."""
+        self._follow_slots()
+        slots = np.array(self._book.slots_of_orders(orders), np.int64)
+        if not slots.size or not self:
+            return
+        feeds = self._feed_of_slot[slots]
+        feeds = feeds[feeds >= 0]
+        self._feed_of_slot[slots] = -1
+        self._feeds.values["size"][feeds] = 0
+        self._feeds.values["k"][feeds] = 0
+        self._free += feeds.tolist()
+
+    # --- messages
+
+    def publish(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> FeedChanges:
+        """Take in a batch of messages and what they match; return the net changes."""
+        if self.window is not None:
+            assert self._messages is not None
+            self.window.append(messages, ids)
+            self._messages.append(messages)
+        elif not self:
+            return NO_CHANGES
+        self._follow_slots()
+        news = self._news(found, messages)
+        feeds = news.feeds
+        before = self._best(feeds)
+        is_in = self._insert(news)
+        if self.window is None:
+            self._note_ids(news.arrivals[is_in], messages, ids)
+            self._lift_floors(feeds)
+        else:
+            self._mind_sizes(feeds)
+        changes = self._changes(feeds, before)
+        if self.window is not None:
+            assert self._messages is not None
+            self._messages.expire(self.window.first_arrival)
+            self.window.cut()
+        return changes
+
+    def _news(self, found: Matches, messages: MessageColumns) -> _News:
+        """Return what was found, by feed, and the feeds of which something has expired."""
+        owners = self._feed_of_slot[found.slots]
+        arrivals = messages.arrivals[found.rows]
+        is_nearest = self._feeds.values["is_nearest"][owners] != 0
+        scores = np.where(is_nearest, -filled(found.distances, owners.size), filled(found.scores, owners.size))
+        order = np.lexsort((arrivals, owners))
+        owners, arrivals, scores = owners[order], arrivals[order], scores[order]
+        expired = self._log.expired(self._expired_before)
+        feeds = np.union1d(owners, expired[self._feeds.values["k"][expired] > 0]).astype(np.int64)
+        return _News(feeds, np.searchsorted(owners, np.append(feeds, self._feeds.size)), arrivals, scores)
+
+    @property
+    def _expired_before(self) -> int:
+        """Messages have expired whose recency is below this."""
+        if self.window is None:
+            return 0
+        after_time = self.window.after_time
+        return self.window.first_arrival if after_time is None else after_time + 1
+
+    def _insert(self, news: _News) -> Any:
+        """Drop what has expired, insert what is new; return which of it was inserted."""
+        self._make_room(news.feeds, np.diff(news.offsets))
+        is_in = np.zeros(news.arrivals.size, bool)
+        update(
+            self._clock,
+            self._feeds.values,
+            self._entries.values,
+            news.feeds,
+            news.offsets,
+            news.arrivals,
+            news.scores,
+            self._floors(news.feeds),
+            is_in,
+        )
+        if self.window is not None and is_in.any():
+            owners = np.repeat(news.feeds, np.diff(news.offsets))[is_in]
+            rows = self.window.rows_of(news.arrivals[is_in])
+            self._log.add(self.window.recency(self.window.columns)[rows], owners)
+        return is_in
+
+    # --- floors
+
+    def _floors(self, feeds: Any) -> Any:
+        return self._book.columns.numbers[self._feeds.values["slot"][feeds], THRESHOLD]
+
+    def _set_floors(self, feeds: Any, floors: Any) -> None:
+        """Give feeds the floors that they are to be posted for."""
+        slots = self._feeds.values["slot"][feeds]
+        numbers = self._book.columns.numbers
+        numbers[slots, THRESHOLD] = floors
+        is_nearest = self._feeds.values["is_nearest"][feeds] != 0
+        numbers[slots[is_nearest], BLEND_WEIGHT] = floors[is_nearest]
+
+    def _post(self, feeds: Any) -> None:
+        """Let the index know that feeds have other floors."""
+        if feeds.size:
+            self._book.repost(self._feeds.values["slot"][feeds].astype(np.int64))
+
+    def _lift_floors(self, feeds: Any) -> None:
+        """Without a window: from k results on, only what is nearer than the last of them matters."""
+        table = self._feeds.values
+        full = feeds[table["size"][feeds] == table["k"][feeds]]
+        floors = self._entries.values["score"][table["start"][full] + table["k"][full] - 1]
+        slots = table["slot"][full]
+        numbers = self._book.columns.numbers
+        numbers[slots, THRESHOLD] = floors
+        has_shrunk = -floors < -numbers[slots, BLEND_WEIGHT] * MAX_SHRUNK
+        self._set_floors(full[has_shrunk], floors[has_shrunk])
+        self._post(full[has_shrunk])
+
+    def _mind_sizes(self, feeds: Any) -> None:
+        """Evaluate those anew that have too few entries, and lift the floors of those that have too many."""
+        table = self._feeds.values[feeds]
+        floors = self._floors(feeds)
+        is_short = (table["size"] < table["k"]) & (floors > self._lowest(feeds))
+        wanted = self._wanted(table["k"])
+        is_oversized = table["size"] > MAX_OVERSIZE * wanted
+        large = feeds[is_oversized]
+        higher = self._entries.values["score"][table["start"][is_oversized] + wanted[is_oversized] - 1]
+        is_higher = higher > floors[is_oversized]
+        large, higher = large[is_higher], higher[is_higher]
+        drop_below(self._feeds.values, self._entries.values, large, higher)
+        self._set_floors(large, higher)
+        self._evaluate(feeds[is_short])
+        self._post(np.union1d(large, feeds[is_short]))
+
+    def _evaluate(self, feeds: Any) -> None:
+        """Fill the buffers of feeds from the window, and set their floors."""
+        if not feeds.size:
+            return
+        assert self.window is not None
+        assert self._messages is not None
+        table = self._feeds.values
+        wanted = self._wanted(table["k"][feeds])
+        offsets, arrivals, scores = self._messages.best(
+            self._book.columns,
+            table["slot"][feeds].astype(np.int64),
+            wanted,
+            self.window.columns,
+            first_arrival=self.window.first_arrival,
+            after_time=self.window.after_time,
+            pool=self._book.pool,
+        )
+        floors = self._lowest(feeds)
+        n_found = np.diff(offsets)
+        is_full = n_found >= wanted
+        if is_full.any():
+            lowest = np.minimum.reduceat(scores, offsets[:-1][n_found > 0])
+            floors[is_full] = lowest[is_full[n_found > 0]]
+        table["size"][feeds] = 0
+        self._set_floors(feeds, floors)
+        self._insert(_News(feeds, offsets, arrivals, scores))
+
+    def _wanted(self, ks: Any) -> Any:
+        """Return how many of the best messages buffers of feeds should start with."""
+        assert self.window is not None
+        n_messages = max(1, self.window.current_size)
+        sizes = {k: best_size(k, n_messages) for k in np.unique(ks).tolist()}
+        return np.array([sizes[k] for k in ks.tolist()], np.int64)
+
+    def _lowest(self, feeds: Any) -> Any:
+        return np.where(self._feeds.values["is_nearest"][feeds] != 0, LOWEST[NEAREST], LOWEST[TOPK])
+
+    # --- changes
+
+    def _best(self, feeds: Any) -> tuple[Any, Any, Any]:
+        """Return the results of feeds: offsets, arrivals and scores."""
+        table = self._feeds.values[feeds]
+        offsets = np.concatenate([[0], np.cumsum(np.minimum(table["size"], table["k"]), dtype=np.int64)])
+        arrivals, scores = np.empty(offsets[-1], np.int64), np.empty(offsets[-1])
+        copy_best(self._feeds.values, self._entries.values, feeds, offsets, arrivals, scores)
+        return offsets, arrivals, scores
+
+    def _changes(self, feeds: Any, before: tuple[Any, Any, Any]) -> FeedChanges:
+        """Return what has changed in the results of feeds."""
+        if not feeds.size:
+            return NO_CHANGES
+        table = self._feeds.values[feeds]
+        most = np.diff(before[0]) + np.minimum(table["size"], table["k"])
+        starts = np.concatenate([[0], np.cumsum(most, dtype=np.int64)])
+        n = int(starts[-1])
+        out = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int8), np.empty(n))
+        counts = differences(self._feeds.values, self._entries.values, feeds, *before, starts, out)
+        kept = np.repeat(starts[:-1] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        rows, arrivals, signs, scores = (part[kept] for part in out)
+        slots = table["slot"][rows].astype(np.int64)
+        is_nearest = table["is_nearest"][rows] != 0
+        return FeedChanges(
+            slots,
+            arrivals,
+            signs,
+            np.where(is_nearest, np.nan, scores),
+            self._distances(slots, arrivals, scores, is_nearest),
+            id_values(self._ids_of(arrivals)),
+        )
+
+    def _distances(self, slots: Any, arrivals: Any, scores: Any, is_nearest: Any) -> Any:
+        result = -scores
+        if self.window is not None and not is_nearest.all():
+            far = np.flatnonzero(~is_nearest)
+            rows, m = self.window.rows_of(arrivals[far]), self.window.columns
+            numbers = self._book.columns.numbers[slots[far]]
+            is_geographic = isinstance(self._book.space, Geographic)
+            result[far] = distances_of(is_geographic, numbers[:, X], numbers[:, Y], m.x[rows], m.y[rows])
+        return result
+
+    def _ids_of(self, arrivals: Any) -> list[Id]:
+        if self.window is None:
+            return [self._ids[arrival] for arrival in arrivals.tolist()]
+        return [self.window.ids[row] for row in self.window.rows_of(arrivals).tolist()]
+
+    def _note_ids(self, arrivals: Any, messages: MessageColumns, ids: Sequence[Id]) -> None:
+        """Remember the ids of messages that are in a buffer now, and forget those of others now and then."""
+        for arrival in np.unique(arrivals).tolist():
+            self._ids[arrival] = ids[arrival - int(messages.arrivals[0])]
+        if len(self._ids) > MIN_IDS + 2 * self._feeds.values["size"].sum():
+            held = set(self._held()[1]["arrival"].tolist())
+            self._ids = {arrival: message_id for arrival, message_id in self._ids.items() if arrival in held}
+
+    # --- feeds and their room
+
+    @property
+    def _clock(self) -> Any:
+        return NO_WINDOW if self.window is None else self.window.clock
+
+    def _new_feeds(self, slots: Any) -> Any:
+        self._follow_slots()
+        reused = [self._free.pop() for _ in range(min(len(self._free), slots.size))]
+        first = self._feeds.size
+        self._feeds.extend(np.zeros(slots.size - len(reused), FEED))
+        feeds = np.concatenate([np.array(reused, np.int64), np.arange(first, self._feeds.size)])
+        columns, table = self._book.columns, self._feeds.values
+        table["order"][feeds] = columns.orders[slots]
+        table["slot"][feeds] = slots
+        table["k"][feeds] = columns.ks[slots]
+        table["size"][feeds] = 0
+        table["is_nearest"][feeds] = columns.kinds[slots] == NEAREST
+        self._feed_of_slot[slots] = feeds
+        return feeds
+
+    def _follow_slots(self) -> None:
+        """Find the slots of all feeds again if the book has renumbered them, and make room for new ones."""
+        n_slots = self._book.columns.kinds.size
+        if self._generation != self._book.generation:
+            self._generation = self._book.generation
+            self._feed_of_slot = np.full(n_slots, -1, np.int32)
+            table = self._feeds.values
+            used = np.flatnonzero(table["k"] > 0)
+            slots = np.searchsorted(self._book.columns.orders, table["order"][used])
+            table["slot"][used] = slots
+            self._feed_of_slot[slots] = used
+        if n_slots > self._feed_of_slot.size:
+            longer = np.full(max(n_slots, 2 * self._feed_of_slot.size), -1, np.int32)
+            longer[: self._feed_of_slot.size] = self._feed_of_slot
+            self._feed_of_slot = longer
+
+    def _make_room(self, feeds: Any, n_new: Any) -> None:
+        """Move the buffers that are too small for so many more entries."""
+        table = self._feeds.values[feeds]
+        needed = table["size"] + n_new
+        is_small = needed > table["capacity"]
+        if not is_small.any():
+            return
+        capacities = np.maximum(needed[is_small] + needed[is_small] // 2, MIN_ROOM).astype(np.int64)
+        n_used = int(self._feeds.values["size"].sum())
+        if self._entries.size > 2 * (n_used + capacities.sum()) + 1024:
+            self._pack(feeds, n_new)
+            return
+        starts = self._entries.size + np.cumsum(capacities) - capacities
+        self._entries.extend(np.zeros(capacities.sum(), ENTRY))
+        move_buffers(self._feeds.values, self._entries.values, feeds[is_small], starts, capacities)
+
+    def _pack(self, feeds: Any, n_new: Any) -> None:
+        """Lay all buffers out anew, with some room, and with that for the new entries of some."""
+        table = self._feeds.values
+        needed = table["size"].astype(np.int64)
+        needed[feeds] += n_new
+        capacities = np.maximum(needed + needed // 4, MIN_ROOM)
+        ends = np.cumsum(capacities)
+        entries = np.zeros(int(ends[-1]), ENTRY)
+        pack_buffers(table, self._entries.values, entries, ends - capacities, capacities)
+        self._entries = Growable(entries)
+
+    # --- looking
 
     def entries(self, slot: int) -> list[Entry]:
         """Return the results of a subscription, the best first."""
-        return self._standings.entries(int(self._book.columns.orders[slot]))
+        self._follow_slots()
+        feed = self._feeds.values[self._feed_of_slot[slot]]
+        return self._as_entries(feed, int(feed["k"]))
+
+    def _as_entries(self, feed: Any, most: int) -> list[Entry]:
+        start = int(feed["start"])
+        part = self._entries.values[start : start + min(int(feed["size"]), most)]
+        arrivals, scores = part["arrival"], part["score"]
+        slots = np.full(arrivals.size, feed["slot"], np.int64)
+        is_nearest = np.full(arrivals.size, feed["is_nearest"] != 0)
+        distances = self._distances(slots, arrivals, scores, is_nearest)
+        recency = arrivals if self.window is None else self._recency_of(arrivals)
+        make = nearest_entry if feed["is_nearest"] else topk_entry
+        rows = zip(
+            arrivals.tolist(),
+            self._ids_of(arrivals),
+            np.where(is_nearest, np.nan, scores).tolist(),
+            distances.tolist(),
+            recency.tolist(),
+            strict=True,
+        )
+        return [make(*row) for row in rows]
+
+    def _recency_of(self, arrivals: Any) -> Any:
+        assert self.window is not None
+        return self.window.recency(self.window.columns)[self.window.rows_of(arrivals)]
 
     def outlook(
         self, slot: int, found: Matches, message: MessageColumns, message_id: Id, *, is_published: bool
@@ -73,13 +433,13 @@ class Feeds:
             return None, standing
         if is_published:
             return self._published_entry(found, message_id, standing), standing
-        [(_, entry)] = self._entries(found, message, [message_id])
+        [entry] = self._matched_entries(found, message, [message_id])
         if self.window is None:
             return entry, sorted([*standing, entry])[: self._book.columns.ks[slot]]
         leaving = self.window.leaving(message)
         if entry.arrival in leaving:
             return None, standing
-        rivals = [rival for rival in self._evaluated(slot) if rival.arrival not in leaving]
+        rivals = [rival for rival in self._qualifying(slot) if rival.arrival not in leaving]
         return entry, sorted([*rivals, entry])[: self._book.columns.ks[slot]]
 
     def _published_entry(self, found: Matches, message_id: Id, standing: list[Entry]) -> Entry | None:
@@ -88,68 +448,56 @@ class Feeds:
         row = self.window.row_of(message_id)
         if row is None:
             return None
-        [(_, entry)] = self._entries(found._replace(rows=np.array([row])), self.window.columns, self.window.ids)
-        return entry
+        of_row = found._replace(rows=np.array([row]))
+        return next(self._matched_entries(of_row, self.window.columns, self.window.ids))
 
-    def publish(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> list[FeedChange]:
-        """Take in a batch of messages and what they match; return the net changes."""
-        if self.window is None and not self._standings:
-            return []
-        left = self.window.append(messages, ids) if self.window else set()
-        new: defaultdict[int, list[Entry]] = defaultdict(list)
-        for slot, entry in self._entries(found, messages, ids):
-            new[slot].append(entry)
-        affected = {*new, *self._book.slots_of_orders(self._standings.owners(left))}
-        changes = []
-        for slot in affected:
-            order = int(self._book.columns.orders[slot])
-            update = self._standings.update(order, new[slot], left, partial(self._evaluated, slot))
-            changes += [FeedChange(slot, change) for change in update]
-        return changes
-
-    def state(self) -> pa.Table:
-        """Return all entries as a table, to be saved."""
-        owners, entries = [], []
-        for owner, standing in self._standings.items():
-            owners += [owner] * len(standing)
-            entries += standing
-        return pa.table(
-            {
-                "owner": pa.array(owners, pa.int64()),
-                "message": id_array([entry.message for entry in entries]),
-                "arrival": pa.array([entry.arrival for entry in entries], pa.int64()),
-                "recency": pa.array([entry.recency for entry in entries], pa.int64()),
-                "score": pa.array([entry.score for entry in entries], pa.float64()),
-                "distance": pa.array([entry.distance for entry in entries], pa.float64()),
-            }
-        )
-
-    def restore(self, table: pa.Table) -> None:
-        """Take over what `state` returned, for the subscriptions that are in the book now."""
-        entries: defaultdict[int, list[Entry]] = defaultdict(list)
-        for row in table.to_pylist():
-            owner = row.pop("owner")
-            [slot] = self._book.slots_of_orders([owner])
-            make = topk_entry if self._book.columns.kinds[slot] == TOPK else nearest_entry
-            entries[owner].append(make(**row))
-        columns = self._book.columns
-        for slot in np.flatnonzero(columns.ks > 0).tolist():
-            order = int(columns.orders[slot])
-            self._standings.register(order, int(columns.ks[slot]), entries[order])
-
-    def _evaluated(self, slot: int) -> list[Entry]:
+    def _qualifying(self, slot: int) -> list[Entry]:
         """Return an entry for each message in the window that qualifies for a subscription."""
-        if self.window is None:
-            return []
+        assert self.window is not None
         rows = self.window.current_rows
         found = self._book.matches(unverified(rows, np.full(rows.size, slot)), self.window.columns)
-        return [entry for _, entry in self._entries(found, self.window.columns, self.window.ids)]
+        return list(self._matched_entries(found, self.window.columns, self.window.ids))
 
-    def _entries(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> Iterator[tuple[int, Entry]]:
+    def _matched_entries(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> Iterator[Entry]:
         recency = self.window.recency(messages) if self.window else messages.arrivals
         kinds = self._book.columns.kinds[found.slots]
-        rows, slots, scores, distances = found
-        parts = (rows, slots, filled(scores, rows.size), filled(distances, rows.size))
-        for kind, row, slot, score, distance in zip(kinds.tolist(), *(part.tolist() for part in parts), strict=True):
+        rows, _, scores, distances = found
+        parts = (rows, filled(scores, rows.size), filled(distances, rows.size))
+        for kind, row, score, distance in zip(kinds.tolist(), *(part.tolist() for part in parts), strict=True):
             make = topk_entry if kind == TOPK else nearest_entry
-            yield slot, make(int(messages.arrivals[row]), ids[row], score, distance, int(recency[row]))
+            yield make(int(messages.arrivals[row]), ids[row], score, distance, int(recency[row]))
+
+    # --- saving
+
+    def state(self) -> pa.Table:
+        """Return all entries as a table, to be saved; their messages have ids here only if there is no window."""
+        owners, entries = self._held()
+        ids = pa.nulls(len(entries), pa.string())
+        if self.window is None:
+            ids = id_array([self._ids[arrival] for arrival in entries["arrival"].tolist()])
+        arrivals, scores = pa.array(entries["arrival"]), pa.array(entries["score"])
+        return pa.table({"owner": pa.array(owners), "arrival": arrivals, "score": scores, "message": ids})
+
+    def _held(self) -> tuple[Any, Any]:
+        """Return all entries of all feeds, with the registration numbers of their subscriptions."""
+        table = self._feeds.values[self._feeds.values["k"] > 0]
+        sizes = table["size"].astype(np.int64)
+        places = np.repeat(table["start"] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+        return np.repeat(table["order"], sizes), self._entries.values[places]
+
+    def restore(self, table: pa.Table) -> None:
+        """Take over what `state` returned, for the subscriptions and the messages that are here now."""
+        slots = np.flatnonzero(self._book.columns.ks > 0)
+        if self.window is not None and self._messages is not None and self.window.ids:
+            self._messages.append(self.window.columns)
+        if not slots.size:
+            return
+        feeds = self._new_feeds(slots)
+        owners, arrivals, scores = (table[name].to_numpy() for name in ("owner", "arrival", "score"))
+        if self.window is None:
+            self._ids = dict(zip(arrivals.tolist(), table["message"].to_pylist(), strict=True))
+        owners = self._feed_of_slot[np.searchsorted(self._book.columns.orders, owners)]
+        order = np.lexsort((arrivals, owners))
+        feeds = np.sort(feeds)
+        offsets = np.searchsorted(owners[order], np.append(feeds, self._feeds.size))
+        self._insert(_News(feeds, offsets, arrivals[order], scores[order]))

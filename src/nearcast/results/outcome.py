@@ -12,7 +12,7 @@ from nearcast.index.growable import id_values
 from nearcast.index.matches import Matches, filled
 from nearcast.jit import kernel
 from nearcast.model import Delivery, Id
-from nearcast.results.feeds import FeedChange
+from nearcast.results.feeds import FeedChanges
 
 
 class Outcome(NamedTuple):
@@ -28,13 +28,13 @@ class Outcome(NamedTuple):
 NOTHING = Outcome(np.zeros(0, np.int64), np.zeros(0, object), np.zeros(0, np.int8), None, None)
 
 
-def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[FeedChange]) -> Outcome:
+def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: FeedChanges) -> Outcome:
     """Return matches and changes in one, ordered by arrival of the message, then by registration.
 
     `arrivals` and `ids` are those of the messages that `found` speaks of.
     """
     # Slots are in order of registration.
-    if not changes:
+    if not changes.size:
         if not found.rows.size:
             return NOTHING
         if not is_in_order(found.rows, found.slots):
@@ -42,15 +42,15 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: Sequence[
         signs = np.ones(found.rows.size, np.int8)
         return Outcome(found.slots, id_values(ids)[found.rows], signs, found.scores, found.distances)
     n_found = found.rows.size
-    entries = [change.entry for _, change in changes]
-    all_ids = id_values([*(ids[row] for row in found.rows.tolist()), *(entry.message for entry in entries)])
-    arrived = np.concatenate([arrivals[found.rows], np.array([entry.arrival for entry in entries], np.int64)])
-    slots = np.concatenate([found.slots, np.array([slot for slot, _ in changes], np.int64)])
-    signs = np.array([1] * n_found + [change.change for _, change in changes], np.int8)
-    scores = np.concatenate([filled(found.scores, n_found), [entry.score for entry in entries]])
-    distances = np.concatenate([filled(found.distances, n_found), [entry.distance for entry in entries]])
-    order = np.lexsort((slots, arrived))
-    return Outcome(*(part[order] for part in (slots, all_ids, signs, scores, distances)))
+    slots = np.concatenate([found.slots, changes.slots])
+    order = np.lexsort((slots, np.concatenate([arrivals[found.rows], changes.arrivals])))
+    pairs = (
+        (id_values(ids)[found.rows] if n_found else changes.message_ids[:0], changes.message_ids),
+        (np.ones(n_found, np.int8), changes.signs),
+        (filled(found.scores, n_found), changes.scores),
+        (filled(found.distances, n_found), changes.distances),
+    )
+    return Outcome(slots[order], *(np.concatenate(pair)[order] for pair in pairs))
 
 
 @kernel

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from nearcast.columns import NO_TIME, MessageColumns, id_array
-from nearcast.index.growable import GrowableColumns, taken_rows
+from nearcast.index.growable import Growable, GrowableColumns, taken_rows
+from nearcast.kernels.skyband import Clock
 from nearcast.model import MICROSECONDS, Id, TimeWindow, Window
 
 # Expired rows that may pile up before they are cut off; beyond it, as many as there are current ones.
 MIN_CUT = 1024
+NOTHING = np.zeros(0, np.int64)
+NO_WINDOW = Clock(False, False, 0, 0, NO_TIME, NOTHING, NOTHING, np.zeros(0, np.uint8))
 
 
 class MessageWindow:
@@ -29,22 +31,68 @@ class MessageWindow:
         self.now = NO_TIME
         self._rows = GrowableColumns(empty_messages())
         self.ids: list[Id] = []
+        # The bytes of the ids, in whose order the ids are; only needed to tell messages of the same time apart.
+        self._id_offsets = Growable(np.zeros(1, np.int64))
+        self._id_bytes = Growable(np.zeros(0, np.uint8))
         self._first_current = 0
-        self._by_time: list[tuple[int, int]] = []
 
-    def append(self, messages: MessageColumns, ids: Iterable[Id]) -> set[int]:
-        """Take in a batch; return the arrival numbers of all messages that are now outside the window."""
+    def append(self, messages: MessageColumns, ids: Sequence[Id]) -> None:
+        """Take in a batch; those that leave the window stay as rows until they are cut off."""
         self._rows.extend(messages)
         self.ids.extend(ids)
-        left = self._leave_by_time(messages) if isinstance(self.window, TimeWindow) else self._leave_by_count()
-        if self._first_current > MIN_CUT + len(self.ids) // 2:
-            self._cut()
-        return left
+        if isinstance(self.window, TimeWindow):
+            self._note_ids(ids)
+            self.now = max(self.now, int(messages.times.max(initial=NO_TIME)))
+            times = self.columns.times[self._first_current :]
+            is_left = times <= self._horizon
+            # Up to the first one that has not left.
+            self._first_current += int(is_left.argmin()) if not is_left.all() else is_left.size
+        else:
+            self._first_current = max(self._first_current, len(self.ids) - self.window.size)
+
+    def cut(self) -> None:
+        """Give back the rows before the first current one, if they are many."""
+        if self._first_current <= MIN_CUT + len(self.ids) // 2:
+            return
+        self._rows = GrowableColumns(taken_messages(self.columns, np.arange(self._first_current, len(self.ids))))
+        self.ids = self.ids[self._first_current :]
+        if isinstance(self.window, TimeWindow):
+            self._id_offsets, self._id_bytes = Growable(np.zeros(1, np.int64)), Growable(np.zeros(0, np.uint8))
+            self._note_ids(self.ids)
+        self._first_current = 0
 
     @property
     def columns(self) -> MessageColumns:
         """All rows held, current and expired."""
         return self._rows.columns
+
+    @property
+    def first_arrival(self) -> int:
+        """The arrival number of the oldest current message; those before it have expired."""
+        arrivals = self.columns.arrivals
+        if self._first_current < arrivals.size:
+            return int(arrivals[self._first_current])
+        return int(arrivals[-1]) + 1 if arrivals.size else 0
+
+    @property
+    def after_time(self) -> int | None:
+        """Messages up to this time have expired; None if it does not hang on time."""
+        return self._horizon if isinstance(self.window, TimeWindow) else None
+
+    @property
+    def clock(self) -> Clock:
+        """What the kernels need to know of the window."""
+        arrivals = self.columns.arrivals
+        return Clock(
+            has_window=True,
+            has_times=isinstance(self.window, TimeWindow),
+            first_row=int(arrivals[0]) if arrivals.size else 0,
+            first_arrival=self.first_arrival,
+            after_time=NO_TIME if self.after_time is None else self.after_time,
+            times=self.columns.times,
+            id_offsets=self._id_offsets.values,
+            id_bytes=self._id_bytes.values,
+        )
 
     @property
     def current_rows(self) -> Any:
@@ -53,6 +101,15 @@ class MessageWindow:
         if isinstance(self.window, TimeWindow):
             return rows[self.columns.times[rows] > self._horizon]
         return rows
+
+    @property
+    def current_size(self) -> int:
+        """How many messages are current, or a few more where they come out of order."""
+        return len(self.ids) - self._first_current
+
+    def rows_of(self, arrivals: Any) -> Any:
+        """Return the rows of messages, given their arrival numbers."""
+        return arrivals - self.columns.arrivals[0] if self.columns.arrivals.size else arrivals
 
     def row_of(self, message_id: Id) -> int | None:
         """Return the row of the latest current message with an id."""
@@ -73,8 +130,8 @@ class MessageWindow:
         return messages.times if isinstance(self.window, TimeWindow) else messages.arrivals
 
     def state(self) -> tuple[dict[str, Any], pa.Table]:
-        """Return the current messages as arrays and a table, to be saved."""
-        rows = self.current_rows
+        """Return the messages from the oldest current one on as arrays and a table, to be saved."""
+        rows = np.arange(self._first_current, len(self.ids))
         table = pa.table({"id": id_array([self.ids[row] for row in rows.tolist()])})
         return taken_messages(self.columns, rows)._asdict(), table
 
@@ -88,27 +145,16 @@ class MessageWindow:
         assert isinstance(self.window, TimeWindow)
         return round(self.window.seconds * MICROSECONDS)
 
-    def _leave_by_count(self) -> set[int]:
-        before = self._first_current
-        self._first_current = max(before, len(self.ids) - self.window.size)  # type: ignore[union-attr]
-        return set(self.columns.arrivals[before : self._first_current].tolist())
+    def _note_ids(self, ids: Iterable[Id]) -> None:
+        encoded = [_ordered_bytes(message_id) for message_id in ids]
+        ends = self._id_bytes.size + np.cumsum([len(part) for part in encoded], dtype=np.int64)
+        self._id_offsets.extend(ends)
+        self._id_bytes.extend(np.frombuffer(b"".join(encoded), np.uint8))
 
-    def _leave_by_time(self, messages: MessageColumns) -> set[int]:
-        for moment in zip(messages.times.tolist(), messages.arrivals.tolist(), strict=True):
-            heapq.heappush(self._by_time, moment)
-            self.now = max(self.now, moment[0])
-        left = set()
-        while self._by_time and self._by_time[0][0] <= self._horizon:
-            left.add(heapq.heappop(self._by_time)[1])
-        times = self.columns.times
-        while self._first_current < len(self.ids) and times[self._first_current] <= self._horizon:
-            self._first_current += 1
-        return left
 
-    def _cut(self) -> None:
-        self._rows = GrowableColumns(taken_messages(self.columns, np.arange(self._first_current, len(self.ids))))
-        self.ids = self.ids[self._first_current :]
-        self._first_current = 0
+def _ordered_bytes(value: Id) -> bytes:
+    """Return bytes that are in the order of ids."""
+    return value.encode() if isinstance(value, str) else (value + 2**63).to_bytes(8, "big")
 
 
 def empty_messages() -> MessageColumns:

@@ -1,0 +1,408 @@
+"""Which current messages are the best for a subscription? Search of an inverted index, the most promising part first.
+
+segment      MessageSegment, explained there
+s, m         SubscriptionColumns; MessageColumns of the window, row = arrival - m.arrivals[0]
+slots        int64, the subscriptions to evaluate, and beside each in `wanted` how many messages it wants
+found        for each of `slots` what other segments gave: offsets, arrivals, scores (ragged)
+limits       Limits: which messages are current
+
+A message is scored under the last of the tokens that it shares with a subscription, so it counts once: ids fall as
+weights rise, so this tends to be the heaviest. Nodes wait in one queue and postings in another, the highest bound
+first; it ends when no bound reaches the n-th best score. Bounds leave room for the rounding of float32; scores are
+exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nearcast.columns import BLEND_WEIGHT, X, Y
+from nearcast.jit import kernel, lowest_bit
+from nearcast.kernels.heaps import enlarged, offered, popped, pushed
+from nearcast.kernels.message_segment import ONE, WORD, bit_of
+from nearcast.kernels.verify import NEAREST, TOPK
+from nearcast.scoring.spatial import blend, spatial_similarity
+from nearcast.space.distance import distance
+
+# Of more tokens than this all are taken to be shared.
+MAX_TOLD_APART = 8
+# Of a score: above the rounding of float32.
+SCORE_SLACK = 1e-6
+# What waits in a queue is the number of a node or a posting, and the rank of its token.
+RANK = (1 << 32) - 1
+# After a node so many postings are scored although other nodes have higher bounds: theirs tend to be too high, and a
+# good score spares us some of them.
+CREDIT = 8
+ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+class Limits(NamedTuple):
+    """Current are messages from an arrival on, if `is_timed` after a time; and what distances are measured in."""
+
+    first_arrival: int
+    is_timed: bool
+    after_time: int
+    is_geographic: bool
+    max_dist: float
+    length: float  # of 1 in places
+    margin: float  # by which a distance between places may be wrong
+
+
+class Query(NamedTuple):
+    """What the bounds of one subscription need; numbers alone, for arrays would cost time whenever it is passed."""
+
+    is_nearest: bool
+    spatial_weight: float
+    x: float  # its place
+    y: float
+    z: float
+    is_geographic: bool
+    max_dist: float
+    length: float
+    margin: float
+
+
+# --- bounds
+
+
+@kernel
+def least_distance(is_geographic: bool, gap: float, length: float, margin: float) -> float:
+    """Return how near two points are at least whose places are so far apart."""
+    if is_geographic:
+        # The first terms of twice the arcsine of half the chord; all others are positive too.
+        square = gap * gap
+        gap *= 1.0 + square * (1.0 / 24.0 + square * (3.0 / 640.0 + square * (5.0 / 7168.0)))
+    return max(0.0, gap * length - margin)
+
+
+@kernel
+def score_upper_bound(query: Any, gap: float, alike: float) -> float:
+    """Return the best score of a message whose place is so far away, with a cosine of at most `alike`."""
+    away = least_distance(query.is_geographic, gap, query.length, query.margin)
+    if query.is_nearest:
+        return -away
+    return blend(query.spatial_weight, spatial_similarity(away, query.max_dist), alike) + SCORE_SLACK
+
+
+@kernel
+def box_gap(query: Any, bounds: Any, node: Any) -> float:
+    """Return the distance of the place from the box of a node."""
+    dx = max(bounds[node, 0] - query.x, query.x - bounds[node, 3], 0.0)
+    dy = max(bounds[node, 1] - query.y, query.y - bounds[node, 4], 0.0)
+    dz = max(bounds[node, 2] - query.z, query.z - bounds[node, 5], 0.0)
+    return math.sqrt(dx * dx + dy * dy + dz * dz)
+
+
+@kernel
+def place_gap(query: Any, places: Any, posting: Any) -> float:
+    """Return the distance of the place from that of a posting."""
+    dx = places[posting, 0] - query.x
+    dy = places[posting, 1] - query.y
+    square = dx * dx + dy * dy
+    if query.is_geographic:
+        dz = places[posting, 2] - query.z
+        square += dz * dz
+    return math.sqrt(square)
+
+
+@kernel
+def node_bound(query: Any, bounds: Any, node: Any, gain: float, most_alike: float) -> float:
+    """Return the best score below a node if the shared tokens give so much at a scale of 1, and no more in all."""
+    return score_upper_bound(query, box_gap(query, bounds, node), min(bounds[node, 6] * gain, most_alike))
+
+
+# --- searching
+
+
+@kernel
+def kept(arrivals: Any, scores: Any, start: int, end: int, floor: float) -> int:
+    """Move what reaches a score to the front of a part; return its new end."""
+    n = start
+    for i in range(start, end):
+        if scores[i] >= floor:
+            arrivals[n] = arrivals[i]
+            scores[n] = scores[i]
+            n += 1
+    return n
+
+
+@kernel
+def shared(
+    s_ids: Any, s_weights: Any, s_start: Any, s_stop: Any, m_ids: Any, m_units: Any, start: Any, stop: Any
+) -> Any:
+    """Return the cosine of two rows, as `cosine_of_unit_vectors` does, and the last token that they share or -1."""
+    cosine = 0.0
+    last = -1
+    i = s_start
+    j = start
+    while i < s_stop and j < stop:
+        if s_ids[i] < m_ids[j]:
+            i += 1
+        elif s_ids[i] > m_ids[j]:
+            j += 1
+        else:
+            cosine += s_weights[i] * m_units[j]
+            last = s_ids[i]
+            i += 1
+            j += 1
+    return cosine, last
+
+
+@kernel
+def other_words(signatures: Any, start: Any, n: Any, tokens: Any, n_tokens: int, words: Any) -> Any:
+    """Set for each token in `words` the bits of those postings of a leaf that may have it; return those of any."""
+    result = np.uint64(0)
+    for j in range(n_tokens):
+        bit = np.uint64(bit_of(tokens[j]))
+        if n == WORD:
+            words[j] = signatures[start + np.int64(bit)]
+        else:
+            words[j] = 0
+            for i in range(n):
+                words[j] |= ((signatures[start + i] >> bit) & ONE) << np.uint64(i)
+        result |= words[j]
+    return result
+
+
+@kernel
+def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any, found: Any, limits: Any) -> Any:
+    """Return what was found before and the best of a segment, as `found`; nothing below the n-th best score.
+
+    centres    float64 (n, 3): the place of each subscription
+    """
+    # Arrays are taken out of their tuples once: to do so in a loop would count references each time.
+    first_arrival, _, tokens, weights, _, roots, rows, scales, signatures, places, bounds, children, n_leaves = segment
+    least_arrival, is_timed, after_time, is_geographic, max_dist, length, margin = limits
+    found_offsets, found_arrivals, found_scores = found
+    m_x, m_y, m_offsets, m_ids, m_units, m_times = m.x, m.y, m.token_offsets, m.token_ids, m.token_units, m.times
+    s_kinds, s_numbers, s_offsets, s_ids, s_weights = s.kinds, s.numbers, s.token_offsets, s.token_ids, s.token_weights
+    shift = first_arrival - m.arrivals[0]
+    least_row = least_arrival - first_arrival
+    result_offsets = np.zeros(slots.size + 1, np.int64)
+    arrivals = np.empty(2 * found_arrivals.size + 64 * slots.size, np.int64)
+    scores = np.empty(arrivals.size, np.float64)
+    end = 0
+    best = np.empty(min(wanted.max(), m_x.size), np.float64)
+    keys = np.empty(1024, np.float64)
+    items = np.empty(1024, np.int64)
+    posting_keys = np.empty(1024, np.float64)
+    posting_items = np.empty(1024, np.int64)
+    present = np.empty(64, np.int32)
+    gains = np.empty(64, np.float64)
+    totals = np.empty(64, np.float64)
+    lengths = np.empty(64, np.float64)
+    words = np.empty(MAX_TOLD_APART, np.uint64)
+    for place in range(slots.size):
+        slot = slots[place]
+        numbers = s_numbers[slot]
+        is_nearest = s_kinds[slot] == NEAREST
+        x, y, z = centres[place, 0], centres[place, 1], centres[place, 2]
+        query = Query(is_nearest, numbers[BLEND_WEIGHT], x, y, z, is_geographic, max_dist, length, margin)
+        s_start = np.int64(s_offsets[slot])
+        s_stop = np.int64(s_offsets[slot + 1])
+        if present.size < s_stop - s_start:
+            present = np.empty(2 * (s_stop - s_start), np.int32)
+            gains = np.empty(present.size, np.float64)
+            totals = np.empty(present.size, np.float64)
+            lengths = np.empty(present.size, np.float64)
+        start = end
+        n_wanted = min(wanted[place], best.size)
+        n_best = 0
+        for i in range(found_offsets[place], found_offsets[place + 1]):
+            if end == arrivals.size:
+                arrivals = enlarged(arrivals, 2 * end)
+                scores = enlarged(scores, 2 * end)
+            arrivals[end] = found_arrivals[i]
+            scores[end] = found_scores[i]
+            end += 1
+            n_best = offered(best, n_best, n_wanted, found_scores[i])
+        floor = best[0] if n_best == n_wanted else -np.inf
+        # The tokens that the segment has: what each gives to the cosine at a scale of 1, what it gives together with
+        # those before it, and the length of all these weights, which no cosine exceeds.
+        n_present = 0
+        total = 0.0
+        square = 0.0
+        n_nodes = 0
+        for i in range(s_start, s_stop):
+            group = np.searchsorted(tokens, s_ids[i])
+            if group == tokens.size or tokens[group] != s_ids[i]:
+                continue
+            weight = 0.0 if is_nearest else s_weights[i]
+            total += weight * weights[group]
+            square += weight * weight
+            present[n_present] = s_ids[i]
+            gains[n_present] = weight * weights[group]
+            totals[n_present] = total
+            lengths[n_present] = math.sqrt(square)
+            bound = node_bound(query, bounds, roots[group], total, lengths[n_present])
+            if n_nodes == keys.size:
+                keys = enlarged(keys, 2 * n_nodes)
+                items = enlarged(items, 2 * n_nodes)
+            n_nodes = pushed(keys, items, n_nodes, bound, (np.int64(roots[group]) << 32) | n_present)
+            n_present += 1
+        n_postings = 0
+        credit = 0
+        while True:
+            is_any = n_postings > 0 and posting_keys[0] >= floor
+            if is_any and (n_best < n_wanted or credit > 0 or n_nodes == 0 or posting_keys[0] >= keys[0]):
+                row = rows[posting_items[0] >> 32]
+                token = present[posting_items[0] & RANK]
+                n_postings = popped(posting_keys, posting_items, n_postings)
+                credit -= 1
+                at = row + shift
+                if row < least_row or (is_timed and m_times[at] <= after_time):
+                    continue
+                cosine, last = shared(
+                    s_ids, s_weights, s_start, s_stop, m_ids, m_units, m_offsets[at], m_offsets[at + 1]
+                )
+                if last != token:
+                    continue
+                away = distance(is_geographic, numbers[X], numbers[Y], m_x[at], m_y[at])
+                score = -away
+                if not is_nearest:
+                    score = blend(numbers[BLEND_WEIGHT], spatial_similarity(away, max_dist), cosine)
+                if score < floor:
+                    continue
+                if end == arrivals.size:
+                    end = kept(arrivals, scores, start, end, floor)
+                    if 2 * end > arrivals.size:
+                        arrivals = enlarged(arrivals, 2 * arrivals.size)
+                        scores = enlarged(scores, 2 * scores.size)
+                arrivals[end] = first_arrival + row
+                scores[end] = score
+                end += 1
+                n_best = offered(best, n_best, n_wanted, score)
+                if n_best == n_wanted:
+                    floor = best[0]
+                continue
+            if n_nodes == 0 or keys[0] < floor:
+                break
+            credit = CREDIT
+            node = items[0] >> 32
+            rank = items[0] & RANK
+            n_nodes = popped(keys, items, n_nodes)
+            first = node
+            last = node + 1
+            if node >= n_leaves:
+                first = np.int64(children[node, 0])
+                last = np.int64(children[node, 1])
+                # The bounds of leaves say little where other tokens may be shared, too little for a queue.
+                if rank == 0 or is_nearest or first >= n_leaves:
+                    if n_nodes + last - first > keys.size:
+                        keys = enlarged(keys, 2 * keys.size)
+                        items = enlarged(items, 2 * items.size)
+                    for child in range(first, last):
+                        bound = node_bound(query, bounds, child, totals[rank], lengths[rank])
+                        if bound >= floor:
+                            n_nodes = pushed(keys, items, n_nodes, bound, (child << 32) | rank)
+                    continue
+            n_others = rank if rank <= MAX_TOLD_APART else 0
+            gain = gains[rank] if rank <= MAX_TOLD_APART else totals[rank]
+            for leaf in range(first, last):
+                if node_bound(query, bounds, leaf, totals[rank], lengths[rank]) < floor:
+                    continue
+                leaf_start = np.int64(children[leaf, 0])
+                n = children[leaf, 1] - leaf_start
+                if n_postings + n > posting_keys.size:
+                    posting_keys = enlarged(posting_keys, 2 * posting_keys.size)
+                    posting_items = enlarged(posting_items, 2 * posting_items.size)
+                # A bit for each posting whose bound must be looked at.
+                left = other_words(signatures, leaf_start, n, present, n_others, words)
+                if node_bound(query, bounds, leaf, gain, lengths[rank]) >= floor:
+                    left = ALL >> np.uint64(WORD - n)
+                while left != 0:
+                    bit = np.uint64(lowest_bit(left))
+                    left &= left - ONE
+                    posting = leaf_start + np.int64(bit)
+                    alike = gain
+                    for j in range(n_others):
+                        if (words[j] >> bit) & ONE != 0:
+                            alike += gains[j]
+                    alike = min(alike * scales[posting], lengths[rank])
+                    bound = score_upper_bound(query, place_gap(query, places, posting), alike)
+                    if bound >= floor:
+                        n_postings = pushed(posting_keys, posting_items, n_postings, bound, (posting << 32) | rank)
+        end = kept(arrivals, scores, start, end, floor)
+        result_offsets[place + 1] = end
+    return result_offsets, arrivals[:end], scores[:end]
+
+
+@kernel
+def scanned(tail_arrival: int, tail: Any, s: Any, m: Any, slots: Any, wanted: Any, found: Any, limits: Any) -> Any:
+    """Return what was found before and the best of the last messages, each looked at; rows ascend by arrival.
+
+    tail     signatures of consecutive messages, from `tail_arrival` on
+    """
+    least_arrival, is_timed, after_time, is_geographic, max_dist, _, _ = limits
+    found_offsets, found_arrivals, found_scores = found
+    m_x, m_y, m_offsets, m_ids, m_units, m_times = m.x, m.y, m.token_offsets, m.token_ids, m.token_units, m.times
+    s_kinds, s_numbers, s_offsets, s_ids, s_weights = s.kinds, s.numbers, s.token_offsets, s.token_ids, s.token_weights
+    first_arrival = m.arrivals[0]
+    shift = tail_arrival - first_arrival
+    least = max(0, least_arrival - tail_arrival)
+    result_offsets = np.zeros(slots.size + 1, np.int64)
+    arrivals = np.empty(found_arrivals.size + tail.size + 64, np.int64)
+    scores = np.empty(arrivals.size, np.float64)
+    best = np.empty(min(wanted.max(), m_x.size), np.float64)
+    end = 0
+    for place in range(slots.size):
+        slot = slots[place]
+        n_found = found_offsets[place + 1] - found_offsets[place]
+        if end + n_found + tail.size > arrivals.size:
+            arrivals = enlarged(arrivals, 2 * arrivals.size + n_found)
+            scores = enlarged(scores, arrivals.size)
+        start = end
+        n_wanted = min(wanted[place], best.size)
+        n_best = 0
+        for i in range(found_offsets[place], found_offsets[place + 1]):
+            arrivals[end] = found_arrivals[i]
+            scores[end] = found_scores[i]
+            end += 1
+            n_best = offered(best, n_best, n_wanted, found_scores[i])
+        floor = best[0] if n_best == n_wanted else -np.inf
+        mask = np.uint64(0)
+        for i in range(s_offsets[slot], s_offsets[slot + 1]):
+            mask |= ONE << np.uint64(bit_of(s_ids[i]))
+        sort_by_arrival(arrivals, scores, start, end)
+        for i in range(least, tail.size):
+            if tail[i] & mask == 0:
+                continue
+            row = i + shift
+            if is_timed and m_times[row] <= after_time:
+                continue
+            cosine, last = shared(
+                s_ids,
+                s_weights,
+                s_offsets[slot],
+                s_offsets[slot + 1],
+                m_ids,
+                m_units,
+                m_offsets[row],
+                m_offsets[row + 1],
+            )
+            if last < 0:
+                continue
+            score = -distance(is_geographic, s_numbers[slot, X], s_numbers[slot, Y], m_x[row], m_y[row])
+            if s_kinds[slot] == TOPK:
+                score = blend(s_numbers[slot, BLEND_WEIGHT], spatial_similarity(-score, max_dist), cosine)
+            if score >= floor:
+                arrivals[end] = first_arrival + row
+                scores[end] = score
+                end += 1
+                n_best = offered(best, n_best, n_wanted, score)
+                if n_best == n_wanted:
+                    floor = best[0]
+        end = kept(arrivals, scores, start, end, floor)
+        result_offsets[place + 1] = end
+    return result_offsets, arrivals[:end], scores[:end]
+
+
+@kernel
+def sort_by_arrival(arrivals: Any, scores: Any, start: int, end: int) -> None:
+    """Put a part in order of arrival."""
+    order = np.argsort(arrivals[start:end])
+    arrivals[start:end] = arrivals[start:end][order]
+    scores[start:end] = scores[start:end][order]

@@ -1,0 +1,39 @@
+"""Which feeds hold a message that expires?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nearcast.index.adaptive import first_merged
+
+
+class ExpiryLog:
+    """Who took in which message, sorted by when messages expire: a few runs, merged when they are of similar size.
+
+    A feed may have dropped the message since then, or be another one by now; whoever asks looks for himself.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[Any, Any]] = []
+
+    def add(self, recency: Any, feeds: Any) -> None:
+        """Note that feeds have taken in messages."""
+        order = np.argsort(recency, kind="stable")
+        self._runs.append((recency[order], feeds[order].astype(np.int32)))
+        first = first_merged([keys.size for keys, _ in self._runs])
+        if first < len(self._runs) - 1:
+            keys, owners = (np.concatenate(parts) for parts in zip(*self._runs[first:], strict=True))
+            order = np.argsort(keys, kind="stable")
+            self._runs[first:] = [(keys[order], owners[order])]
+
+    def expired(self, limit: int) -> Any:
+        """Return who took in messages whose recency is below a limit, and forget it."""
+        gone = []
+        for i, (keys, owners) in enumerate(self._runs):
+            n = int(np.searchsorted(keys, limit))
+            gone.append(owners[:n])
+            self._runs[i] = keys[n:], owners[n:]
+        self._runs = [run for run in self._runs if run[0].size]
+        return np.unique(np.concatenate([np.zeros(0, np.int32), *gone])).astype(np.int64)
