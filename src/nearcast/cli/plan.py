@@ -24,14 +24,14 @@ from nearcast.cli.options import (
 from nearcast.cli.show import errors, output, print_rejections
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError, Rejection
-from nearcast.index.compile import compiled, compiled_boxes, parsed
+from nearcast.index.compile import compiled, compiled_rows, parsed
 from nearcast.intake import Intake
 from nearcast.model import checked_choice
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.partition.report import Report, draw, report
 from nearcast.partition.statistics import Statistics
 from nearcast.results.window import taken_messages
-from nearcast.subscription_tables import plain_boxes, subscriptions_of_table
+from nearcast.subscription_tables import plain_rows, subscriptions_of_table
 
 ALL = "all"
 PICTURES = (".png", ".svg", ".pdf")
@@ -119,10 +119,10 @@ def _check_picture(path: Path) -> None:
 
 
 def _compiled(table: pa.Table, intake: Intake) -> tuple[SubscriptionColumns, list[Rejection]]:
-    plain = plain_boxes(table)
-    boxes = None if plain is None else compiled_boxes(plain, intake.vocabulary, intake.space, 0)
-    if boxes is not None:
-        return boxes, []
+    plain = plain_rows(table)
+    columns = None if plain is None else compiled_rows(plain, intake.vocabulary, intake.space, 0)
+    if columns is not None:
+        return columns, []
     rows: dict[Any, Any] = {}
     rejections = []
     for number, item in enumerate(subscriptions_of_table(table)):

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nearcast.broker import COMPILED_BOXES
+from nearcast.broker import COMPILED_PLAIN_ROWS
 from nearcast.columns import RawMessages, SubscriptionColumns
 from nearcast.errors import NearcastError, Rejection, StorageError
 from nearcast.index.book import part_of
-from nearcast.index.compile import Parsed, compiled, compiled_boxes, parsed, taken
+from nearcast.index.compile import Parsed, compiled, compiled_rows, parsed, taken
 from nearcast.index.growable import stacked
 from nearcast.intake import Intake
 from nearcast.model import Id, Space, TopK, Window
@@ -24,7 +24,7 @@ from nearcast.partition.protocol import Partitioner, Placement
 from nearcast.partition.registry import PARTITIONERS, opened
 from nearcast.partition.statistics import SAMPLE_SIZE, Statistics
 from nearcast.storage import State
-from nearcast.subscription_tables import plain_boxes, subscriptions_of_table
+from nearcast.subscription_tables import plain_rows, subscriptions_of_table
 from nearcast.text.vocabulary import Vocabulary
 
 SUBSCRIBE, UNSUBSCRIBE = "subscribe", "unsubscribe"
@@ -156,11 +156,11 @@ class Router:
         empty = compiled([], self.vocabulary, 0)
         if not subscriptions.num_rows:
             return empty, np.zeros(0, np.int64), []
-        plain = plain_boxes(subscriptions)
-        if plain is not None:
+        plain = plain_rows(subscriptions)
+        if plain is not None and (plain.kind != "topk" or self.window is not None):
             parts = [
-                compiled_boxes(plain.between(start, start + COMPILED_BOXES), self.vocabulary, self.space, 0)
-                for start in range(0, len(plain.ids), COMPILED_BOXES)
+                compiled_rows(plain.between(start, start + COMPILED_PLAIN_ROWS), self.vocabulary, self.space, 0)
+                for start in range(0, len(plain.ids), COMPILED_PLAIN_ROWS)
             ]
             if all(part is not None for part in parts):
                 columns = stacked([part for part in parts if part is not None])
