@@ -66,9 +66,9 @@ class SubscriptionColumns(NamedTuple):
     forbidden_ids: Any  # int32, ascending
 
 
-# Places in the numbers of a subscription that is not boolean. The blend weight is the text_weight of a similarity and the
-# spatial_weight of a top-k subscription. The threshold of the latter is its floor, the score from which on messages are
-# kept; of a nearest one, minus the distance, and its blend weight is the floor that it was posted for. Floors move.
+# Places in the numbers of a subscription that is not boolean. The blend weight is the text_weight of a similarity and
+# the spatial_weight of a top-k subscription. The threshold of the latter is its floor, the score from which on messages
+# are kept; of a nearest one, minus the distance, and its blend weight is the floor that it was posted for. Floors move.
 X, Y, BLEND_WEIGHT, THRESHOLD = range(4)
 
 
