@@ -4,7 +4,8 @@ DSkype (section 8.2): replicas and messages shipped of hash, location, keyword a
 three data sets and 4 to 32 shards. The floors of scores that the prefix needs are those of the sample: the k-th best
 score of each subscription among the messages that it has seen.
 
-DkM-SKS (section 5): how even the loads are of 20 workers, for nearest subscriptions on places of interest.
+DkM-SKS (section 5): how even the loads are of 20 workers, for nearest subscriptions on places of interest; and the same
+for boolean subscriptions, whose costs differ far more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 import nearcast as nc
+from boolean_inputs import SPACE, Columns
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.compile import compiled
 from nearcast.intake import Intake
@@ -35,7 +38,7 @@ from nearcast.results.window import taken_messages
 from nearcast.scoring.spatial import blend, spatial_similarity
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import great_circle_distance
-from workloads import DATA
+from workloads import DATA, poi
 
 FOLDER = Path(__file__).parent / "report" / "partition"
 DSKYPE_DATA = ("tweets", "geonames_cities500", "airbnb_listings")
@@ -47,6 +50,7 @@ WORKERS = 20
 K = 20
 SPATIAL_WEIGHT = 0.5
 MAX_WORDS = 5
+MAX_TRIED = 5_000
 COLOURS = dict(zip(DSKYPE, ("#555555", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00"), strict=True))
 
 
@@ -160,11 +164,13 @@ def dskype_rows(name: str, n_subscriptions: int, n_messages: int) -> list[dict[s
     data = Data(name, n_subscriptions, n_messages)
     columns = data.subscriptions(TOPK, np.full(data.sources.x.size, K))
     floors = floors_of(columns, data.learned, data.space.max_dist)
+    # Each hits thousands of postings, so a few of them will do.
+    tried = taken_messages(data.tried, np.arange(min(MAX_TRIED, data.tried.x.size)))
     rows = []
     for n_shards in SHARDS:
         for partitioner_name in DSKYPE:
             partitioner, placement, seconds = planned(partitioner_name, columns, data.statistics, n_shards, floors)
-            told = report(partitioner, placement, columns, data.tried)
+            told = report(partitioner, placement, columns, tried)
             rows.append(measures(name, told, seconds))
             say(rows[-1])
     return rows
@@ -188,21 +194,43 @@ def planned(
     return partitioner, placement, seconds
 
 
-def dkm_plans(n_subscriptions: int, n_messages: int) -> tuple[list[Any], SubscriptionColumns, list[dict[str, Any]]]:
-    """Return the plans of nearest subscriptions, the subscriptions, and a row for each."""
+def nearest_plans(n_subscriptions: int, n_messages: int) -> tuple[list[Any], list[dict[str, Any]], SubscriptionColumns]:
+    """Return the plans of nearest subscriptions, a row for each, and the columns."""
     data = Data(DKM_DATA, n_subscriptions, n_messages)
     ks = np.random.default_rng(9).integers(1, 11, data.sources.x.size)
     columns = data.subscriptions(NEAREST, ks)
+    return *plans_of(DKM, columns, data.statistics, data.tried, DKM_DATA), columns
+
+
+def boolean_plans(n_subscriptions: int, n_messages: int) -> tuple[list[Any], list[dict[str, Any]], SubscriptionColumns]:
+    """Return the plans of boolean subscriptions, words and squares of real places, a row for each, and the columns."""
+    workload = poi()
+    assert workload is not None
+    columns = Columns(workload)
+    subscriptions = columns.of_subscriptions(workload.subscriptions(n_subscriptions))
+    statistics = Statistics.of(columns.of_messages(workload.history), SPACE, size=n_messages)
+    tried = columns.of_messages(workload.stream(n_messages))
+    return *plans_of(PARTITIONERS, subscriptions, statistics, tried, DKM_DATA), subscriptions
+
+
+def plans_of(
+    names: Iterable[str],
+    subscriptions: SubscriptionColumns,
+    statistics: Statistics,
+    tried: MessageColumns,
+    data_name: str,
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Return the plans of some partitioners, and a row for each."""
     plans, rows = [], []
-    for name in DKM:
+    for name in names:
         started = time.perf_counter()
-        partitioner, placement = PARTITIONERS[name].fit(columns, data.statistics, WORKERS)
+        partitioner, placement = PARTITIONERS[name].fit(subscriptions, statistics, WORKERS)
         seconds = time.perf_counter() - started
-        told = report(partitioner, placement, columns, data.tried)
+        told = report(partitioner, placement, subscriptions, tried)
         plans.append((partitioner, placement, told))
-        rows.append(measures(DKM_DATA, told, seconds))
+        rows.append(measures(data_name, told, seconds))
         say(rows[-1])
-    return plans, columns, rows
+    return plans, rows
 
 
 def measures(name: str, told: Report, seconds: float) -> dict[str, Any]:
@@ -261,7 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subscriptions", type=int, default=100_000)
     parser.add_argument("--messages", type=int, default=30_000, help="learned from, and as many tried")
-    parser.add_argument("--only", choices=["dskype", "dkm"])
+    parser.add_argument("--only", choices=["dskype", "dkm", "boolean"])
     options = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     here = [name for name in (*DSKYPE_DATA, DKM_DATA) if (DATA / f"{name}.parquet").exists()]
@@ -269,16 +297,17 @@ def main() -> None:
         if name not in here:
             print(f"{name} is skipped: it is not in {DATA}", file=sys.stderr)
     setting = {"subscriptions": options.subscriptions, "messages": options.messages}
-    if options.only != "dkm":
+    if options.only in (None, "dskype"):
         names = [name for name in DSKYPE_DATA if name in here]
         rows = [row for name in names for row in dskype_rows(name, options.subscriptions, options.messages)]
         if rows:
             write(FOLDER / "dskype.json", setting | {"k": K, "spatial_weight": SPATIAL_WEIGHT, "rows": rows})
             draw_dskype(rows, FOLDER / "dskype.png")
-    if options.only != "dskype" and DKM_DATA in here:
-        plans, columns, rows = dkm_plans(options.subscriptions, options.messages)
-        write(FOLDER / "dkm.json", setting | {"workers": WORKERS, "rows": rows})
-        draw(FOLDER / "dkm.png", plans, columns)
+    for name, plan in (("dkm", nearest_plans), ("boolean", boolean_plans)):
+        if options.only in (None, name) and DKM_DATA in here:
+            plans, rows, columns = plan(options.subscriptions, options.messages)
+            write(FOLDER / f"{name}.json", setting | {"workers": WORKERS, "rows": rows})
+            draw(FOLDER / f"{name}.png", plans, columns)
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

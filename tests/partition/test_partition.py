@@ -118,10 +118,11 @@ def test_a_prefix_has_fewer_replicas_than_all_keywords(kind):
     assert {sizes[name] for name in ("hash", "location", "kop", "sop", "dkm")} == {400}
 
 
+@pytest.mark.parametrize("gamma_1", [100_000, 60])  # each alone, and two together
 @pytest.mark.parametrize("kind", ["boolean", "similar", "nearest", "topk"])
-def test_dkm_is_even_and_stays_so(kind):
+def test_dkm_is_even_and_stays_so(kind, gamma_1):
     world, columns, messages = crowd(600, kind)
-    partitioner, placement = PARTITIONERS["dkm"].fit(columns, world.statistics, 5)
+    partitioner, placement = PARTITIONERS["dkm"].fit(columns, world.statistics, 5, gamma_1=gamma_1)
     told = report(partitioner, placement, columns, messages)
     assert told.replication == 1
     assert told.expected.spread_over_mean < 0.1

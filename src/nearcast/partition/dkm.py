@@ -97,7 +97,10 @@ class DkmPartitioner(Partitioner):
     def _subsets(self, subscriptions: SubscriptionColumns, postings: Postings, boxes: Any) -> tuple[Any, Any]:
         """Return the subset of each subscription, and the rectangle of each subset."""
         n = subscriptions.kinds.size
-        n_wanted = min(self.gamma_1 * self.n_shards, max(1, n))
+        n_wanted = self.gamma_1 * self.n_shards
+        if n_wanted >= n:
+            # Cut as often as that, each is alone in the end.
+            return np.arange(n), boxes
         x, y, _ = places(subscriptions, isinstance(self.space, Geographic))
         order, starts = _subsets(
             self.statistics.tables,

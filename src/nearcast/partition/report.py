@@ -223,4 +223,7 @@ def _draw_bars(axes: Any, told: Report) -> None:
     axes.set_xlabel("shard", fontsize=8)
     axes.set_ylabel("postings hit by a message", fontsize=8)
     axes.tick_params(labelsize=7)
-    axes.legend(fontsize=7, frameon=False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    # Room for the legend above the bars.
+    axes.set_ylim(0, 1.2 * max(*told.expected.loads, *told.measured.loads, 1e-12))
+    axes.legend(fontsize=7, frameon=False, loc="upper left", ncols=2)

@@ -7,6 +7,7 @@ cell. STAR stands for any message.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,8 +26,10 @@ SAMPLE_SIZE = 50_000
 N_SLABS = 64
 # So many points are looked at one by one.
 MAX_POINTS = 512
-# Halvings of the side of a square: to a millionth of the space.
-N_HALVINGS = 20
+# The sides of squares are on a logarithmic scale, from the smallest to the largest, which is halved so often: a side is
+# right to a thirtieth.
+SMALLEST_SQUARE = 1e-6
+N_HALVINGS = 9
 
 
 class Tables(NamedTuple):
@@ -228,11 +231,11 @@ def _counts(tables: Any, words: Any, boxes: Any, counts: Any) -> None:
 @kernel
 def _squares(tables: Any, offsets: Any, words: Any, x: Any, y: Any, ks: Any, widest: float, boxes: Any) -> None:
     for i in range(x.size):
-        low = 0.0
+        low = widest * SMALLEST_SQUARE
         high = widest
         for halving in range(N_HALVINGS + 1):
             # The widest square first: there may be too few anywhere.
-            half = high if halving == 0 else (low + high) / 2
+            half = high if halving == 0 else math.sqrt(low * high)
             count = 0.0
             for j in range(offsets[i], offsets[i + 1]):
                 count += count_in_box(tables, words[j], x[i] - half, y[i] - half, x[i] + half, y[i] + half)
