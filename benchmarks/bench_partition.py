@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 import nearcast as nc
-from boolean_inputs import SPACE, Columns
+from inputs import SPACE, Columns
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.compile import compiled
 from nearcast.intake import Intake
