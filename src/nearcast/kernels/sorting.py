@@ -1,0 +1,109 @@
+"""Putting what a probe has found into order: of rows, then of slots.
+
+found     int64: each candidate is one number, `row << 32 | slot << 1 | is_open`
+numbers   float64 (n, 2): its score and distance
+
+A radix sort, slots by two or three digits and then rows by one: several times as fast as comparing numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nearcast.jit import kernel
+
+# Candidates are sorted in blocks of about this many, which stay in the cache, and of so many rows at most.
+BLOCK_SIZE = 1 << 13
+DIGIT_BITS = 12
+MAX_BLOCK_ROWS = 1 << DIGIT_BITS
+MAX_INSERTION_SORT = 64
+
+
+@kernel
+def sort_candidates(found: Any, first_row: int, spare: Any) -> None:
+    """Put candidates of at most MAX_BLOCK_ROWS rows into order of rows, then of slots."""
+    n = found.size
+    if n <= MAX_INSERTION_SORT:
+        for i in range(1, n):
+            value = found[i]
+            j = i
+            while j > 0 and found[j - 1] > value:
+                found[j] = found[j - 1]
+                j -= 1
+            found[j] = value
+        return
+    greatest = 0
+    for value in found:
+        greatest = max(greatest, value & 0xFFFFFFFF)
+    target = spare[:n]
+    scatter(found, target, 0, 1)
+    scatter(target, found, 0, 1 + DIGIT_BITS)
+    if greatest >> (1 + 2 * DIGIT_BITS) == 0:
+        scatter(found, target, first_row << 32, 32)
+        found[:] = target
+    else:
+        scatter(found, target, 0, 1 + 2 * DIGIT_BITS)
+        scatter(target, found, first_row << 32, 32)
+
+
+@kernel
+def sort_with_numbers(found: Any, numbers: Any, first_row: int, spare: Any) -> None:
+    """Put candidates and their numbers into the order of `sort_candidates`."""
+    n = found.size
+    order = np.argsort(found, kind="mergesort") if n <= MAX_INSERTION_SORT else sorted_places(found, first_row)
+    target = spare[:n]
+    target[:] = found
+    copies = numbers.copy()
+    for i in range(n):
+        found[i] = target[order[i]]
+        numbers[i, 0] = copies[order[i], 0]
+        numbers[i, 1] = copies[order[i], 1]
+
+
+@kernel
+def sorted_places(found: Any, first_row: int) -> Any:
+    """Return the places of candidates in the order of `sort_candidates`."""
+    greatest = 0
+    for value in found:
+        greatest = max(greatest, value & 0xFFFFFFFF)
+    places = np.arange(found.size)
+    target = np.empty(found.size, np.int64)
+    scatter_places(found, places, target, 0, 1)
+    scatter_places(found, target, places, 0, 1 + DIGIT_BITS)
+    if greatest >> (1 + 2 * DIGIT_BITS) != 0:
+        scatter_places(found, places, target, 0, 1 + 2 * DIGIT_BITS)
+        places, target = target, places
+    scatter_places(found, places, target, first_row << 32, 32)
+    return target
+
+
+@kernel
+def scatter_places(values: Any, source: Any, target: Any, least: int, shift: int) -> None:
+    """Copy places in order of one digit of the values there; as `scatter` does with the values themselves."""
+    mask = (1 << DIGIT_BITS) - 1
+    starts = np.zeros(mask + 2, np.int32)
+    for value in values:
+        starts[(((value - least) >> shift) & mask) + 1] += 1
+    for i in range(mask):
+        starts[i + 1] += starts[i]
+    for place in source:
+        digit = ((values[place] - least) >> shift) & mask
+        target[starts[digit]] = place
+        starts[digit] += 1
+
+
+@kernel
+def scatter(source: Any, target: Any, least: int, shift: int) -> None:
+    """Copy numbers in order of one digit of what they have above `least`; those that are equal keep their order."""
+    mask = (1 << DIGIT_BITS) - 1
+    starts = np.zeros(mask + 2, np.int32)
+    for value in source:
+        starts[(((value - least) >> shift) & mask) + 1] += 1
+    for i in range(mask):
+        starts[i + 1] += starts[i]
+    for value in source:
+        digit = ((value - least) >> shift) & mask
+        target[starts[digit]] = value
+        starts[digit] += 1
