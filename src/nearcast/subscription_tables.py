@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import shapely
 
-from nearcast.columns import check_columns, floats, id_array, id_column, is_list_of_strings, one_column
+from nearcast.columns import check_columns, id_array, id_column, is_list_of_strings, one_column
 from nearcast.errors import NearcastError, Rejection
 from nearcast.model import (
     KINDS,
@@ -185,7 +185,7 @@ def _plain_numbers(table: pa.Table, name: str) -> Any | None:
     column = one_column(table, name)
     if column.null_count or not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         return None
-    values = floats(column).astype(np.float64)
+    values = column.to_numpy(zero_copy_only=False).astype(np.float64)
     return values if np.isfinite(values).all() else None
 
 

@@ -17,7 +17,7 @@ TABLES = {
     "boolean": {"min_x": [0.0] * 4, "min_y": [0.0] * 4, "max_x": [5.0] * 4, "max_y": [5.0, 6.0, 7.0, 8.0]},
     "similar": POINT | {"text_weight": [0.0, 1.0, 0.3, 0.5], "threshold": [0.1, 1.0, 0.5, 0.2]},
     "topk": POINT | {"k": [1, 2, 3, 2**31 - 1], "spatial_weight": [0.0, 1.0, 0.3, 0.5]},
-    "nearest": POINT | {"k": [1, 2, 3, 4]},
+    "nearest": {"lon": [1, 2, 3, 9], "lat": [1, 2, 3, 9], "k": [1, 2, 3, 4]},
 }
 DEFAULTS = dict.fromkeys(("similar", "topk", "nearest"), POINT)
 
