@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, X, Y, id_array
 from nearcast.index.book import Book
-from nearcast.index.growable import Growable, id_values
+from nearcast.index.growable import id_values
 from nearcast.index.matches import Matches, filled
 from nearcast.index.protocol import unverified
-from nearcast.kernels.skyband import ENTRY, FEED, copy_best, differences, drop_below, move_buffers, pack_buffers, update
 from nearcast.kernels.verify import NEAREST, TOPK, distances_of
 from nearcast.model import Geographic, Id, Window
+from nearcast.results.buffers import Best, Buffers, News
 from nearcast.results.expiry import ExpiryLog
 from nearcast.results.message_index import MessageIndex
 from nearcast.results.sizing import best_size
@@ -35,8 +35,9 @@ LOWEST = {TOPK: 0.0, NEAREST: -np.inf}
 MAX_OVERSIZE = 2
 # Without a window floors rise with every result; one is posted anew when the distance has fallen to this share.
 MAX_SHRUNK = 0.7
-MIN_ROOM = 4
 MIN_IDS = 1024
+# All that may enter the buffers of so many feeds is held at once.
+EVALUATED_AT_ONCE = 1 << 15
 
 
 class FeedChanges(NamedTuple):
@@ -59,15 +60,6 @@ NO_NUMBERS = np.zeros(0, np.int64)
 NO_CHANGES = FeedChanges(NO_NUMBERS, NO_NUMBERS, np.zeros(0, np.int8), np.zeros(0), np.zeros(0), np.zeros(0, object))
 
 
-class _News(NamedTuple):
-    """Messages that may enter the buffers of feeds: ragged rows, in order of arrival, one for each of `feeds`."""
-
-    feeds: Any
-    offsets: Any
-    arrivals: Any
-    scores: Any
-
-
 class Feeds:
     """The feeds of the subscriptions in a book, answered from the window if there is one.
 
@@ -79,9 +71,7 @@ class Feeds:
         self.window = MessageWindow(window) if window else None
         self._messages = MessageIndex(book.space) if window else None
         self._book = book
-        self._feeds = Growable(np.zeros(0, FEED))
-        self._free: list[int] = []
-        self._entries = Growable(np.zeros(0, ENTRY))
+        self._buffers = Buffers()
         self._feed_of_slot = np.zeros(0, np.int32)
         self._generation = -1
         self._log = ExpiryLog()
@@ -90,7 +80,7 @@ class Feeds:
 
     def __bool__(self) -> bool:
         """Whether any subscription keeps results."""
-        return self._feeds.size > len(self._free)
+        return len(self._buffers) > 0
 
     # --- subscriptions
 
@@ -102,7 +92,7 @@ class Feeds:
         feeds = self._new_feeds(slots)
         if self.window is None:
             return NO_CHANGES
-        before = self._best(feeds)
+        before = self._buffers.best(feeds)
         self._evaluate(feeds)
         return self._changes(feeds, before)
 
@@ -115,9 +105,7 @@ class Feeds:
         feeds = self._feed_of_slot[slots]
         feeds = feeds[feeds >= 0]
         self._feed_of_slot[slots] = -1
-        self._feeds.values["size"][feeds] = 0
-        self._feeds.values["k"][feeds] = 0
-        self._free += feeds.tolist()
+        self._buffers.end(feeds)
 
     # --- messages
 
@@ -132,7 +120,7 @@ class Feeds:
         self._follow_slots()
         news = self._news(found, messages)
         feeds = news.feeds
-        before = self._best(feeds)
+        before = self._buffers.best(feeds)
         is_in = self._insert(news)
         if self.window is None:
             self._note_ids(news.arrivals[is_in], messages, ids)
@@ -146,17 +134,17 @@ class Feeds:
             self.window.cut()
         return changes
 
-    def _news(self, found: Matches, messages: MessageColumns) -> _News:
+    def _news(self, found: Matches, messages: MessageColumns) -> News:
         """Return what was found, by feed, and the feeds of which something has expired."""
         owners = self._feed_of_slot[found.slots]
         arrivals = messages.arrivals[found.rows]
-        is_nearest = self._feeds.values["is_nearest"][owners] != 0
+        is_nearest = self._buffers.table["is_nearest"][owners] != 0
         scores = np.where(is_nearest, -filled(found.distances, owners.size), filled(found.scores, owners.size))
         order = np.lexsort((arrivals, owners))
         owners, arrivals, scores = owners[order], arrivals[order], scores[order]
         expired = self._log.expired(self._expired_before)
-        feeds = np.union1d(owners, expired[self._feeds.values["k"][expired] > 0]).astype(np.int64)
-        return _News(feeds, np.searchsorted(owners, np.append(feeds, self._feeds.size)), arrivals, scores)
+        feeds = np.union1d(owners, expired[self._buffers.table["k"][expired] > 0]).astype(np.int64)
+        return News(feeds, np.searchsorted(owners, np.append(feeds, self._buffers.table.size)), arrivals, scores)
 
     @property
     def _expired_before(self) -> int:
@@ -166,21 +154,9 @@ class Feeds:
         after_time = self.window.after_time
         return self.window.first_arrival if after_time is None else after_time + 1
 
-    def _insert(self, news: _News) -> Any:
+    def _insert(self, news: News) -> Any:
         """Drop what has expired, insert what is new; return which of it was inserted."""
-        self._make_room(news.feeds, np.diff(news.offsets))
-        is_in = np.zeros(news.arrivals.size, bool)
-        update(
-            self._clock,
-            self._feeds.values,
-            self._entries.values,
-            news.feeds,
-            news.offsets,
-            news.arrivals,
-            news.scores,
-            self._floors(news.feeds),
-            is_in,
-        )
+        is_in = self._buffers.insert(self._clock, news, self._floors(news.feeds))
         if self.window is not None and is_in.any():
             owners = np.repeat(news.feeds, np.diff(news.offsets))[is_in]
             rows = self.window.rows_of(news.arrivals[is_in])
@@ -190,26 +166,26 @@ class Feeds:
     # --- floors
 
     def _floors(self, feeds: Any) -> Any:
-        return self._book.columns.numbers[self._feeds.values["slot"][feeds], THRESHOLD]
+        return self._book.columns.numbers[self._buffers.table["slot"][feeds], THRESHOLD]
 
     def _set_floors(self, feeds: Any, floors: Any) -> None:
         """Give feeds the floors that they are to be posted for."""
-        slots = self._feeds.values["slot"][feeds]
+        slots = self._buffers.table["slot"][feeds]
         numbers = self._book.columns.numbers
         numbers[slots, THRESHOLD] = floors
-        is_nearest = self._feeds.values["is_nearest"][feeds] != 0
+        is_nearest = self._buffers.table["is_nearest"][feeds] != 0
         numbers[slots[is_nearest], BLEND_WEIGHT] = floors[is_nearest]
 
     def _post(self, feeds: Any) -> None:
         """Let the index know that feeds have other floors."""
         if feeds.size:
-            self._book.repost(self._feeds.values["slot"][feeds].astype(np.int64))
+            self._book.repost(self._buffers.table["slot"][feeds].astype(np.int64))
 
     def _lift_floors(self, feeds: Any) -> None:
         """Without a window: from k results on, only what is nearer than the last of them matters."""
-        table = self._feeds.values
+        table = self._buffers.table
         full = feeds[table["size"][feeds] == table["k"][feeds]]
-        floors = self._entries.values["score"][table["start"][full] + table["k"][full] - 1]
+        floors = self._buffers.scores_at(full, table["k"][full] - 1)
         slots = table["slot"][full]
         numbers = self._book.columns.numbers
         numbers[slots, THRESHOLD] = floors
@@ -219,27 +195,29 @@ class Feeds:
 
     def _mind_sizes(self, feeds: Any) -> None:
         """Evaluate those anew that have too few entries, and lift the floors of those that have too many."""
-        table = self._feeds.values[feeds]
+        table = self._buffers.table[feeds]
         floors = self._floors(feeds)
         is_short = (table["size"] < table["k"]) & (floors > self._lowest(feeds))
         wanted = self._wanted(table["k"])
         is_oversized = table["size"] > MAX_OVERSIZE * wanted
         large = feeds[is_oversized]
-        higher = self._entries.values["score"][table["start"][is_oversized] + wanted[is_oversized] - 1]
+        higher = self._buffers.scores_at(large, wanted[is_oversized] - 1)
         is_higher = higher > floors[is_oversized]
         large, higher = large[is_higher], higher[is_higher]
-        drop_below(self._feeds.values, self._entries.values, large, higher)
+        self._buffers.drop_below(large, higher)
         self._set_floors(large, higher)
         self._evaluate(feeds[is_short])
         self._post(np.union1d(large, feeds[is_short]))
 
     def _evaluate(self, feeds: Any) -> None:
         """Fill the buffers of feeds from the window, and set their floors."""
-        if not feeds.size:
-            return
+        for start in range(0, feeds.size, EVALUATED_AT_ONCE):
+            self._evaluate_some(feeds[start : start + EVALUATED_AT_ONCE])
+
+    def _evaluate_some(self, feeds: Any) -> None:
         assert self.window is not None
         assert self._messages is not None
-        table = self._feeds.values
+        table = self._buffers.table
         wanted = self._wanted(table["k"][feeds])
         offsets, arrivals, scores = self._messages.best(
             self._book.columns,
@@ -256,9 +234,9 @@ class Feeds:
         if is_full.any():
             lowest = np.minimum.reduceat(scores, offsets[:-1][n_found > 0])
             floors[is_full] = lowest[is_full[n_found > 0]]
-        table["size"][feeds] = 0
+        self._buffers.clear(feeds)
         self._set_floors(feeds, floors)
-        self._insert(_News(feeds, offsets, arrivals, scores))
+        self._insert(News(feeds, offsets, arrivals, scores))
 
     def _wanted(self, ks: Any) -> Any:
         """Return how many of the best messages buffers of feeds should start with."""
@@ -268,32 +246,18 @@ class Feeds:
         return np.array([sizes[k] for k in ks.tolist()], np.int64)
 
     def _lowest(self, feeds: Any) -> Any:
-        return np.where(self._feeds.values["is_nearest"][feeds] != 0, LOWEST[NEAREST], LOWEST[TOPK])
+        return np.where(self._buffers.table["is_nearest"][feeds] != 0, LOWEST[NEAREST], LOWEST[TOPK])
 
     # --- changes
 
-    def _best(self, feeds: Any) -> tuple[Any, Any, Any]:
-        """Return the results of feeds: offsets, arrivals and scores."""
-        table = self._feeds.values[feeds]
-        offsets = np.concatenate([[0], np.cumsum(np.minimum(table["size"], table["k"]), dtype=np.int64)])
-        arrivals, scores = np.empty(offsets[-1], np.int64), np.empty(offsets[-1])
-        copy_best(self._feeds.values, self._entries.values, feeds, offsets, arrivals, scores)
-        return offsets, arrivals, scores
-
-    def _changes(self, feeds: Any, before: tuple[Any, Any, Any]) -> FeedChanges:
+    def _changes(self, feeds: Any, before: Best) -> FeedChanges:
         """Return what has changed in the results of feeds."""
         if not feeds.size:
             return NO_CHANGES
-        table = self._feeds.values[feeds]
-        most = np.diff(before[0]) + np.minimum(table["size"], table["k"])
-        starts = np.concatenate([[0], np.cumsum(most, dtype=np.int64)])
-        n = int(starts[-1])
-        out = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int8), np.empty(n))
-        counts = differences(self._feeds.values, self._entries.values, feeds, *before, starts, out)
-        kept = np.repeat(starts[:-1] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        rows, arrivals, signs, scores = (part[kept] for part in out)
-        slots = table["slot"][rows].astype(np.int64)
-        is_nearest = table["is_nearest"][rows] != 0
+        rows, arrivals, signs, scores = self._buffers.differences(feeds, before)
+        table = self._buffers.table[feeds[rows]]
+        slots = table["slot"].astype(np.int64)
+        is_nearest = table["is_nearest"] != 0
         return FeedChanges(
             slots,
             arrivals,
@@ -322,8 +286,8 @@ class Feeds:
         """Remember the ids of messages that are in a buffer now, and forget those of others now and then."""
         for arrival in np.unique(arrivals).tolist():
             self._ids[arrival] = ids[arrival - int(messages.arrivals[0])]
-        if len(self._ids) > MIN_IDS + 2 * self._feeds.values["size"].sum():
-            held = set(self._held()[1]["arrival"].tolist())
+        if len(self._ids) > MIN_IDS + 2 * self._buffers.table["size"].sum():
+            held = set(self._buffers.held()[0]["arrival"].tolist())
             self._ids = {arrival: message_id for arrival, message_id in self._ids.items() if arrival in held}
 
     # --- feeds and their room
@@ -334,15 +298,11 @@ class Feeds:
 
     def _new_feeds(self, slots: Any) -> Any:
         self._follow_slots()
-        reused = [self._free.pop() for _ in range(min(len(self._free), slots.size))]
-        first = self._feeds.size
-        self._feeds.extend(np.zeros(slots.size - len(reused), FEED))
-        feeds = np.concatenate([np.array(reused, np.int64), np.arange(first, self._feeds.size)])
-        columns, table = self._book.columns, self._feeds.values
+        feeds = self._buffers.start(slots.size)
+        columns, table = self._book.columns, self._buffers.table
         table["order"][feeds] = columns.orders[slots]
         table["slot"][feeds] = slots
         table["k"][feeds] = columns.ks[slots]
-        table["size"][feeds] = 0
         table["is_nearest"][feeds] = columns.kinds[slots] == NEAREST
         self._feed_of_slot[slots] = feeds
         return feeds
@@ -353,8 +313,8 @@ class Feeds:
         if self._generation != self._book.generation:
             self._generation = self._book.generation
             self._feed_of_slot = np.full(n_slots, -1, np.int32)
-            table = self._feeds.values
-            used = np.flatnonzero(table["k"] > 0)
+            table = self._buffers.table
+            used = self._buffers.used
             slots = np.searchsorted(self._book.columns.orders, table["order"][used])
             table["slot"][used] = slots
             self._feed_of_slot[slots] = used
@@ -363,44 +323,14 @@ class Feeds:
             longer[: self._feed_of_slot.size] = self._feed_of_slot
             self._feed_of_slot = longer
 
-    def _make_room(self, feeds: Any, n_new: Any) -> None:
-        """Move the buffers that are too small for so many more entries."""
-        table = self._feeds.values[feeds]
-        needed = table["size"] + n_new
-        is_small = needed > table["capacity"]
-        if not is_small.any():
-            return
-        capacities = np.maximum(needed[is_small] + needed[is_small] // 2, MIN_ROOM).astype(np.int64)
-        n_used = int(self._feeds.values["size"].sum())
-        if self._entries.size > 2 * (n_used + capacities.sum()) + 1024:
-            self._pack(feeds, n_new)
-            return
-        starts = self._entries.size + np.cumsum(capacities) - capacities
-        self._entries.extend(np.zeros(capacities.sum(), ENTRY))
-        move_buffers(self._feeds.values, self._entries.values, feeds[is_small], starts, capacities)
-
-    def _pack(self, feeds: Any, n_new: Any) -> None:
-        """Lay all buffers out anew, with some room, and with that for the new entries of some."""
-        table = self._feeds.values
-        needed = table["size"].astype(np.int64)
-        needed[feeds] += n_new
-        capacities = np.maximum(needed + needed // 4, MIN_ROOM)
-        ends = np.cumsum(capacities)
-        entries = np.zeros(int(ends[-1]), ENTRY)
-        pack_buffers(table, self._entries.values, entries, ends - capacities, capacities)
-        self._entries = Growable(entries)
-
     # --- looking
 
     def entries(self, slot: int) -> list[Entry]:
         """Return the results of a subscription, the best first."""
         self._follow_slots()
-        feed = self._feeds.values[self._feed_of_slot[slot]]
-        return self._as_entries(feed, int(feed["k"]))
-
-    def _as_entries(self, feed: Any, most: int) -> list[Entry]:
-        start = int(feed["start"])
-        part = self._entries.values[start : start + min(int(feed["size"]), most)]
+        number = int(self._feed_of_slot[slot])
+        feed = self._buffers.table[number]
+        part = self._buffers.of(number, int(feed["k"]))
         arrivals, scores = part["arrival"], part["score"]
         slots = np.full(arrivals.size, feed["slot"], np.int64)
         is_nearest = np.full(arrivals.size, feed["is_nearest"] != 0)
@@ -471,19 +401,13 @@ class Feeds:
 
     def state(self) -> pa.Table:
         """Return all entries as a table, to be saved; their messages have ids here only if there is no window."""
-        owners, entries = self._held()
+        entries, feeds = self._buffers.held()
+        owners = self._buffers.table["order"][feeds]
         ids = pa.nulls(len(entries), pa.string())
         if self.window is None:
             ids = id_array([self._ids[arrival] for arrival in entries["arrival"].tolist()])
         arrivals, scores = pa.array(entries["arrival"]), pa.array(entries["score"])
         return pa.table({"owner": pa.array(owners), "arrival": arrivals, "score": scores, "message": ids})
-
-    def _held(self) -> tuple[Any, Any]:
-        """Return all entries of all feeds, with the registration numbers of their subscriptions."""
-        table = self._feeds.values[self._feeds.values["k"] > 0]
-        sizes = table["size"].astype(np.int64)
-        places = np.repeat(table["start"] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
-        return np.repeat(table["order"], sizes), self._entries.values[places]
 
     def restore(self, table: pa.Table) -> None:
         """Take over what `state` returned, for the subscriptions and the messages that are here now."""
@@ -499,5 +423,5 @@ class Feeds:
         owners = self._feed_of_slot[np.searchsorted(self._book.columns.orders, owners)]
         order = np.lexsort((arrivals, owners))
         feeds = np.sort(feeds)
-        offsets = np.searchsorted(owners[order], np.append(feeds, self._feeds.size))
-        self._insert(_News(feeds, offsets, arrivals[order], scores[order]))
+        offsets = np.searchsorted(owners[order], np.append(feeds, self._buffers.table.size))
+        self._insert(News(feeds, offsets, arrivals[order], scores[order]))
