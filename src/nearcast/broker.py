@@ -14,10 +14,10 @@ from nearcast import columns as arrow
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.explain import Explanation, explanation
-from nearcast.index.book import Book, part_of
+from nearcast.index.book import Book, part_of, rows_between
 from nearcast.index.compile import Parsed, compiled, compiled_rows, parsed, taken
 from nearcast.index.growable import stacked
-from nearcast.index.matches import joined
+from nearcast.index.matches import Matches, joined
 from nearcast.index.protocol import unverified
 from nearcast.index.registry import INDEXES, IndexName
 from nearcast.intake import Intake, checked_id_type, id_type
@@ -46,7 +46,7 @@ from nearcast.model import (
     of_settings,
 )
 from nearcast.preview import Preview, preview
-from nearcast.results.feeds import Feeds
+from nearcast.results.feeds import FeedChanges, Feeds
 from nearcast.results.outcome import Outcome, deliveries, outcome
 from nearcast.results.standings import Entry
 from nearcast.storage import CHECKS, Check, State, read_state, write_state
@@ -58,6 +58,11 @@ ON_ERROR = ("raise", "skip")
 # So many subscriptions are compiled while messages wait: a tenth of a second or less.
 COMPILED_ROWS = 1_000
 COMPILED_PLAIN_ROWS = 1 << 16
+# A batch is taken in by pieces while there are feeds: the first has so many messages, the others as many as should give
+# so many pairs of a feed and a message, but not much more than the one before.
+FIRST_PIECE = 64
+MAX_PAIRS_OF_A_PIECE = 1 << 20
+MAX_GROWTH = 8
 ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
 
 
@@ -555,18 +560,43 @@ class Broker:
                 return self._counted(outcome(joined([]), np.zeros(0, np.int64), [], changes))
 
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType) -> Outcome:
-        found, n_candidates = self._book.found(messages)
-        self._n_candidates += n_candidates
-        to_keep, others = joined([]), found
         if self._feeds:
-            keeps_results = self._book.columns.ks[found.slots] > 0
-            to_keep, others = found.chosen(keeps_results), found.chosen(~keeps_results)
-        with self._guard.change("publish"):
-            if ids:
-                self._intake.id_type = id_type
-            self._n_messages += len(ids)
-            changes = self._feeds.publish(to_keep, messages, ids)
+            others, changes = self._published_in_pieces(messages, ids, id_type)
+        else:
+            others, n_candidates = self._book.found(messages)
+            with self._guard.change("publish"):
+                self._n_candidates += n_candidates
+                self._note_messages(ids, id_type)
+                self._feeds.take(joined([]), messages, ids)
+                changes = self._feeds.finish()
         return self._counted(outcome(others, messages.arrivals, ids, changes))
+
+    def _published_in_pieces(
+        self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType
+    ) -> tuple[Matches, FeedChanges]:
+        """Take in a batch piece by piece: floors rise between them, and fewer and fewer messages are found."""
+        others: list[Matches] = []
+        start, size = 0, FIRST_PIECE
+        with self._guard.change("publish"):
+            self._note_messages(ids, id_type)
+            while start < len(ids) or not others:
+                stop = min(len(ids), start + size)
+                piece = rows_between(messages, start, stop)
+                found, n_candidates = self._book.found(piece)
+                self._n_candidates += n_candidates
+                keeps_results = self._book.columns.ks[found.slots] > 0
+                self._feeds.take(found.chosen(keeps_results), piece, ids[start:stop])
+                rest = found.chosen(~keeps_results)
+                others.append(rest._replace(rows=rest.rows + start))
+                pace = MAX_PAIRS_OF_A_PIECE / max(1, int(keeps_results.sum()))
+                size = max(1, int(size * min(pace, MAX_GROWTH)))
+                start = stop
+            return joined(others), self._feeds.finish()
+
+    def _note_messages(self, ids: list[Id], id_type: pa.DataType) -> None:
+        if ids:
+            self._intake.id_type = id_type
+        self._n_messages += len(ids)
 
     def _counted(self, result: Outcome) -> Outcome:
         self._n_deliveries += result.slots.size

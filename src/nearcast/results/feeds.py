@@ -28,7 +28,7 @@ from nearcast.results.expiry import ExpiryLog
 from nearcast.results.message_index import MessageIndex
 from nearcast.results.sizing import best_size
 from nearcast.results.standings import Entry, nearest_entry, topk_entry
-from nearcast.results.window import NO_WINDOW, MessageWindow
+from nearcast.results.window import NO_WINDOW, MessageWindow, compact_rows
 
 LOWEST = {TOPK: 0.0, NEAREST: -np.inf}
 # A buffer so many times larger than it should be gets a higher floor.
@@ -75,6 +75,9 @@ class Feeds:
         self._feed_of_slot = np.zeros(0, np.int32)
         self._generation = -1
         self._log = ExpiryLog()
+        # The results that feeds had before the batch at hand.
+        self._remembered: list[tuple[Any, Best]] = []
+        self._is_remembered = np.zeros(0, bool)
         # Without a window, the ids of the messages in the buffers, by arrival.
         self._ids: dict[int, Id] = {}
 
@@ -109,30 +112,53 @@ class Feeds:
 
     # --- messages
 
-    def publish(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> FeedChanges:
-        """Take in a batch of messages and what they match; return the net changes."""
+    def take(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> None:
+        """Take in a piece of a batch of messages and what they match."""
         if self.window is not None:
             assert self._messages is not None
-            self.window.append(messages, ids)
-            self._messages.append(messages)
+            own = compact_rows(messages)
+            self.window.append(own, ids)
+            self._messages.append(own)
         elif not self:
-            return NO_CHANGES
+            return
         self._follow_slots()
         news = self._news(found, messages)
         feeds = news.feeds
-        before = self._buffers.best(feeds)
+        self._remember(feeds)
         is_in = self._insert(news)
         if self.window is None:
             self._note_ids(news.arrivals[is_in], messages, ids)
             self._lift_floors(feeds)
         else:
             self._mind_sizes(feeds)
-        changes = self._changes(feeds, before)
+
+    def finish(self) -> FeedChanges:
+        """End a batch; return the net changes."""
+        changes = [self._changes(feeds, before) for feeds, before in self._remembered]
+        for feeds, _ in self._remembered:
+            self._is_remembered[feeds] = False
+        self._remembered = []
         if self.window is not None:
             assert self._messages is not None
             self._messages.expire(self.window.first_arrival)
             self.window.cut()
-        return changes
+        elif len(self._ids) > MIN_IDS + 2 * self._buffers.table["size"].sum():
+            held = set(self._buffers.held()[0]["arrival"].tolist())
+            self._ids = {arrival: message_id for arrival, message_id in self._ids.items() if arrival in held}
+        if len(changes) == 1:
+            return changes[0]
+        return FeedChanges(*map(np.concatenate, zip(*changes, strict=True))) if changes else NO_CHANGES
+
+    def _remember(self, feeds: Any) -> None:
+        """Keep the results that feeds had before the batch."""
+        if self._is_remembered.size < self._buffers.table.size:
+            longer = np.zeros(2 * self._buffers.table.size, bool)
+            longer[: self._is_remembered.size] = self._is_remembered
+            self._is_remembered = longer
+        new = feeds[~self._is_remembered[feeds]]
+        if new.size:
+            self._is_remembered[new] = True
+            self._remembered.append((new, self._buffers.best(new)))
 
     def _news(self, found: Matches, messages: MessageColumns) -> News:
         """Return what was found, by feed, and the feeds of which something has expired."""
@@ -283,12 +309,9 @@ class Feeds:
         return [self.window.ids[row] for row in self.window.rows_of(arrivals).tolist()]
 
     def _note_ids(self, arrivals: Any, messages: MessageColumns, ids: Sequence[Id]) -> None:
-        """Remember the ids of messages that are in a buffer now, and forget those of others now and then."""
+        """Remember the ids of messages that are in a buffer now."""
         for arrival in np.unique(arrivals).tolist():
             self._ids[arrival] = ids[arrival - int(messages.arrivals[0])]
-        if len(self._ids) > MIN_IDS + 2 * self._buffers.table["size"].sum():
-            held = set(self._buffers.held()[0]["arrival"].tolist())
-            self._ids = {arrival: message_id for arrival, message_id in self._ids.items() if arrival in held}
 
     # --- feeds and their room
 

@@ -184,3 +184,12 @@ def taken_messages(columns: MessageColumns, rows: Any) -> MessageColumns:
         columns.times[rows],
         columns.arrivals[rows],
     )
+
+
+def compact_rows(messages: MessageColumns) -> MessageColumns:
+    """Return messages whose words may be a part of longer columns with columns of their own."""
+    start, stop = messages.token_offsets[0], messages.token_offsets[-1]
+    if start == 0 and stop == messages.token_ids.size:
+        return messages
+    words = {name: getattr(messages, name)[start:stop] for name in ("token_ids", "token_weights", "token_units")}
+    return messages._replace(token_offsets=messages.token_offsets - start, **words)
