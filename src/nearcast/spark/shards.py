@@ -34,6 +34,8 @@ Checked = tuple[pa.Table, list[Rejection]]
 # batch before repeats it; what failed in the middle is not here.
 _held: dict[tuple[str, int], tuple[Any, int]] = {}
 ROUTER = -1
+# Messages that are published again at once.
+MAX_REPEATED = 200_000
 _is_frozen = False
 
 
@@ -202,7 +204,13 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
     started = time.perf_counter()
     key = (folder.run(), number)
     shard, last = _brought_to(folder, number, batch - 1, _held.pop(key, None))
-    n_messages, deliveries, rejected, publish_seconds = _taken_in(shard, folder, batch)
+    given = _given(folder, shard, batch)
+    found, rejected = _make_changes(shard, given)
+    publishing = time.perf_counter()
+    if given.heard.num_rows:
+        found.append(shard.replicas.own(shard.broker.publish_batch(given.heard), given.message_ids, given.hears))
+    publish_seconds = time.perf_counter() - publishing
+    deliveries = _stacked(found, folder.plan())
     folder.write_table("deliveries", batch, f"{number:03d}", deliveries)
     if rejected:
         folder.write_table("rejected", batch, f"changes-{number:03d}", rejected_table(rejected))
@@ -214,7 +222,7 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
     _held[key] = shard, batch
     repeated = batch - 1 - last
     seconds = time.perf_counter() - started
-    counts = (len(shard.broker) - len(shard.replicas), n_messages, deliveries.num_rows, len(rejected))
+    counts = (len(shard.broker) - len(shard.replicas), given.heard.num_rows, deliveries.num_rows, len(rejected))
     return Report(number, *counts, seconds, publish_seconds, repeated, _peak_bytes())
 
 
@@ -231,47 +239,68 @@ def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int]
         n_shards = folder.plan().shards
         kept = Replicas(n_shards) if replicas is None else Replicas.of_state(replicas, n_shards)
         shard = Shard(number, broker, kept)
+    waiting: list[pa.Table] = []
     for missed in range(last + 1, batch + 1):
-        _taken_in(shard, folder, missed, is_repeated=True)
+        given = _given(folder, shard, missed)
+        if given.changes[0].num_rows:
+            _repeat(shard, waiting)
+            _make_changes(shard, given)
+        if waiting and given.heard.schema != waiting[0].schema:
+            _repeat(shard, waiting)
+        waiting.append(given.heard)
+        if sum(table.num_rows for table in waiting) > MAX_REPEATED:
+            _repeat(shard, waiting)
+    _repeat(shard, waiting)
     return shard, last
 
 
-def _taken_in(
-    shard: Shard, folder: Folder, batch: int, *, is_repeated: bool = False
-) -> tuple[int, pa.Table, list[Rejection], float]:
-    """Make the changes of a batch that concern a shard, then publish the messages that it must hear.
+def _repeat(shard: Shard, waiting: list[pa.Table]) -> None:
+    """Publish messages of missed batches again, all at once: results end as if they had come one by one."""
+    # Without a window only nearest subscriptions look back; others need not hear a message twice.
+    looks_back = shard.broker.window is not None or shard.broker.stats().by_kind["nearest"]
+    if looks_back and any(table.num_rows for table in waiting):
+        shard.broker.publish_batch(pa.concat_tables(waiting))
+    waiting.clear()
 
-    Returns how many these are, the deliveries, bad changes, and how long publishing took.
-    """
-    plan = folder.plan()
-    broker, replicas = shard.broker, shard.replicas
+
+class Given(NamedTuple):
+    """What a batch has for a shard."""
+
+    changes: tuple[pa.Table, Any, Any]  # as `_own` returns them
+    message_ids: Any  # those of all messages
+    hears: Any  # which shards hear them, None if all do
+    heard: pa.Table  # the messages that the shard hears
+
+
+def _given(folder: Folder, shard: Shard, batch: int) -> Given:
+    """Read the input of a batch."""
     arrays, tables, _ = folder.read_input(batch)
     routes = Routes(**arrays) if arrays else None
-    tables_out: list[pa.Table] = []
+    messages = tables["messages"]
+    hears = routes.hears if routes is not None and len(routes.hears) else None
+    heard = messages if hears is None else messages.filter(pa.array(hears[:, shard.number]))
+    changes = _own(tables["changes"], routes, shard.number, folder.plan().shards)
+    return Given(changes, messages["id"] if messages.num_rows else None, hears, heard)
+
+
+def _make_changes(shard: Shard, given: Given) -> tuple[list[pa.Table], list[Rejection]]:
+    """Make the changes that concern a shard; return the first answers of new subscriptions, and bad changes."""
+    broker, replicas = shard.broker, shard.replicas
+    answers: list[pa.Table] = []
     rejected: list[Rejection] = []
-    for is_new, changes, holds in _runs(*_own(tables["changes"], routes, shard.number, plan.shards)):
+    for is_new, changes, holds in _runs(*given.changes):
         ids = changes["id"].to_pylist()
         if is_new:
-            answers, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
+            found, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
             replicas.take_in(shard.number, ids, changes["kind"].to_pylist(), holds)
-            tables_out.append(replicas.own(answers))
+            answers.append(replicas.own(found))
             rejected += [Rejection(**row) for row in bad.to_pylist()]
         else:
             unknown = [subscription_id for subscription_id in ids if subscription_id not in broker]
             broker.unsubscribe([subscription_id for subscription_id in ids if subscription_id in broker])
             replicas.forget(ids)
             rejected += [Rejection(0, unknown_id, "no subscription has this id") for unknown_id in unknown]
-    messages = tables["messages"]
-    hears = routes.hears if routes is not None and len(routes.hears) else None
-    heard = messages if hears is None else messages.filter(pa.array(hears[:, shard.number]))
-    publish_seconds = 0.0
-    # Without a window only nearest subscriptions look back; others need not hear a message twice.
-    if heard.num_rows and not (is_repeated and broker.window is None and not broker.stats().by_kind["nearest"]):
-        started = time.perf_counter()
-        deliveries = broker.publish_batch(heard)
-        publish_seconds = time.perf_counter() - started
-        tables_out.append(replicas.own(deliveries, messages["id"], hears))
-    return heard.num_rows, _stacked(tables_out, plan), rejected, publish_seconds
+    return answers, rejected
 
 
 def _own(changes: pa.Table, routes: Routes | None, shard: int, shards: int) -> tuple[pa.Table, Any, Any]:

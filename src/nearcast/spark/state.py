@@ -252,7 +252,8 @@ class Folder:
         folder = self.path / kind / f"batch={batch}"
         folder.mkdir(parents=True, exist_ok=True)
         with replaced_file(folder / f"{name}.parquet") as unfinished:
-            pq.write_table(table, unfinished)
+            # Subscriptions are too many for a dictionary, which would be given up halfway.
+            pq.write_table(table, unfinished, use_dictionary=["message", "change"])
             descriptor = os.open(unfinished, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+import pyarrow.compute as pc
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
@@ -159,7 +161,9 @@ def _process(
     if counts is None:
         counts = _written_input(folder, batch, rows)
     written = time.perf_counter()
-    tasks = spark.range(0, shards, 1, shards).mapInArrow(partial(_run_shards, folder, batch), REPORT)
+    tasks = spark.range(0, shards, 1, min(shards, _parallelism(spark, shards))).mapInArrow(
+        partial(_run_shards, folder, batch), REPORT
+    )
     reports = sorted(Report(*row) for row in tasks.collect())
     matched = time.perf_counter()
     for sink in sinks:
@@ -197,14 +201,20 @@ def _process(
         on_batch(metrics)
 
 
+def _parallelism(spark: SparkSession, default: int) -> int:
+    """Return how many tasks run at once; more would wait for each other, and each takes its time to start."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except (AttributeError, PySparkException):
+        # Spark Connect does not tell.
+        return default
+
+
 def _written_input(folder: Folder, batch: int, rows: DataFrame | None) -> dict[str, Any]:
     """Let one task write the input of a batch; return how many rows there were."""
     if rows is not None:
-        # Rows are numbered where they are read, so that one writer can put them into their order again; but several
-        # files of a batch are read by size.
-        numbered = rows.withColumn("row", F.monotonically_increasing_id())
-        in_order = numbered.repartition(1).sortWithinPartitions("place", "row").drop("place", "row")
-        for written in in_order.mapInArrow(partial(_write_input, folder, batch), COUNTS).collect():
+        # One task reads and writes: a shuffle would take longer than what two could save.
+        for written in rows.coalesce(1).mapInArrow(partial(_write_input, folder, batch), COUNTS).collect():
             return written.asDict()
     # Where there are no rows, there may be no task.
     return write_input(folder, batch, pa.table({}), pa.table({}))
@@ -215,16 +225,27 @@ def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> 
     pieces = list(rows)
     table = pa.Table.from_batches(pieces) if pieces else None
     parts = {}
+    # Spark reads the files of a batch by size.
+    order = None if table is None else _order(table["place"].combine_chunks())
     for name in ("change", "message"):
         if table is None or name not in table.schema.names:
             parts[name] = pa.table({})
             continue
         column = table[name].combine_chunks()
+        if order is not None:
+            column = column.take(order)
         parts[name] = pa.Table.from_struct_array(column.filter(column.is_valid()))
     counts = write_input(folder, batch, parts["change"], parts["message"])
     # A time that is missing would have no type of its own.
     schema = pa.schema([(name, pa.float64() if name == "newest" else pa.int64()) for name in counts])
     yield pa.RecordBatch.from_pylist([counts], schema)
+
+
+def _order(places: Any) -> Any:
+    """Return the order of rows by their places, those of the same place as they are; None if they are in order."""
+    ranks = [pc.rank(column, tiebreaker="dense").to_numpy().astype(np.int64) for column in places.flatten()]
+    order = np.lexsort(ranks[::-1])
+    return None if (order[1:] > order[:-1]).all() else pa.array(order)
 
 
 def _run_shards(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
