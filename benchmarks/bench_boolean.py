@@ -13,7 +13,7 @@ import os
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,21 +26,13 @@ from inputs import SPACE, Columns, fitted, message_table, subscription_table
 from matching import fill, found, n_bytes
 from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.book import MAX_ROWS_OF_A_TASK, rows_between
-from timing import machine_ratio, one_core, seconds, spread
+from timing import Figure, machine_ratio, one_core, seconds, spread
 from workloads import WORKLOADS, Workload
 
 N_BUILDS = 3
 N_SINGLE = 2_000
 
 log = Console(stderr=True, log_path=False, soft_wrap=True).log
-
-
-class Figure(NamedTuple):
-    """A line of the result: a value for each round."""
-
-    what: str
-    values: list[float]
-    digits: int = 0
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ from rich.table import Table
 import nearcast as nc
 from inputs import SPACE, fitted, message_table, subscription_table
 from nearcast.spark import match, plan, session, stream
-from timing import spread
+from timing import Figure, spread
 from workloads import Workload, zipf
 
 N_WARM = 2
@@ -42,14 +42,6 @@ MASTER = "local[2,4]"
 MESSAGES = "id long, x double, y double, keywords array<string>"
 
 log = Console(stderr=True, log_path=False, soft_wrap=True).log
-
-
-class Figure(NamedTuple):
-    """A line of the result: a value for each round."""
-
-    what: str
-    values: list[float]
-    digits: int = 0
 
 
 def main() -> None:

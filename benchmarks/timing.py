@@ -26,6 +26,14 @@ class Spread(NamedTuple):
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
 
 
+class Figure(NamedTuple):
+    """A line of the result: a value for each round."""
+
+    what: str
+    values: list[float]
+    digits: int = 0
+
+
 def spread(values: Sequence[float]) -> Spread:
     """Return the median and the extremes."""
     return Spread(statistics.median(values), min(values), max(values))
