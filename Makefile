@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-answers test-others test-nojit test-kafka test-cluster lint check format soak \
+.PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster lint check format soak \
 	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-nearest bench-spark \
 	bench-partition lock clean
 
@@ -24,7 +24,7 @@ setup: .venv/dev.done  ## create .venv with everything for development
 test: .venv/dev.done  ## set up if needed, and run all tests: compiled, and with the JIT off
 	@rm -rf $(TEST_CACHE) .coverage .coverage.*
 	@echo "Running the tests, two groups at a time; a group is shown when it is done."
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-answers test-others test-nojit
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-spark test-answers test-others test-nojit
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
@@ -37,8 +37,11 @@ ANSWERS := tests/contract tests/published tests/partition
 test-answers: .venv/dev.done  ## the tests against the oracle
 	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/python -m pytest $(ANSWERS)
 
-test-others: .venv/dev.done  ## all other tests, with Spark
-	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/coverage run --parallel-mode -m pytest $(addprefix --ignore=,$(ANSWERS))
+test-spark: .venv/dev.done  ## the tests with Spark
+	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/coverage run --parallel-mode -m pytest tests/spark
+
+test-others: .venv/dev.done  ## all other tests
+	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/coverage run --parallel-mode -m pytest $(addprefix --ignore=,$(ANSWERS) tests/spark)
 
 test-nojit: .venv/dev.done  ## the tests of kernels again, as plain Python
 	HYPOTHESIS_PROFILE=nojit NUMBA_DISABLE_JIT=1 $(BIN)/coverage run --parallel-mode -m pytest -m kernels tests
@@ -60,7 +63,7 @@ format: .venv/dev.done  ## put the code into shape
 	$(BIN)/ruff check --fix .
 
 soak: .venv/dev.done  ## thousands of generated scenarios against the oracle, and many kills of a pipeline; takes about half an hour
-	HYPOTHESIS_PROFILE=soak NEARCAST_KILL_SEEDS=10 $(BIN)/python -m pytest tests/contract tests/spark/test_failures.py
+	HYPOTHESIS_PROFILE=soak NEARCAST_KILL_SEEDS=10 $(BIN)/python -m pytest tests/contract tests/partition tests/spark
 
 bench-text: .venv/dev.done  ## how many tokens a second the analyzer reads
 	$(BIN)/python benchmarks/bench_text.py

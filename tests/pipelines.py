@@ -9,8 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import nearcast as nc
+from nearcast.partition.registry import PARTITIONERS
 from nearcast.subscription_tables import subscriptions_to_table
 
+# What a partitioner does is tested without Spark, so a few of them will do there; `make soak` takes all, and more seeds.
+IS_SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
+ON_SPARK = tuple(PARTITIONERS) if IS_SOAK else ("hash", "location", "prefix", "dkm")
 WORDS = [f"w{i}" for i in range(12)]
 SPACE = nc.Planar(0, 0, 1, 1)
 SAMPLE = [WORDS[:4], WORDS[2:7], WORDS[:2], WORDS[5:]]

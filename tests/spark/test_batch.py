@@ -4,10 +4,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
-from nearcast.partition.registry import PARTITIONERS
 from nearcast.spark import fit, match, plan
 from nearcast.subscription_tables import subscriptions_to_table
-from pipelines import SAMPLE, SPACE, Scenario, message_table, rows
+from pipelines import ON_SPARK, SAMPLE, SPACE, Scenario, message_table, rows
 
 
 def expected_results(scenario, messages):
@@ -35,7 +34,7 @@ def in_order(scenario):
     [
         (11, 1, 1, "hash", True),
         (12, 3, 2, "hash", True),
-        *((13 + place, 2, 3, name, place % 2 == 0) for place, name in enumerate(PARTITIONERS)),
+        *((13 + place, 2, 3, name, place % 2 == 0) for place, name in enumerate(ON_SPARK)),
     ],
 )
 def test_a_batch_matches_what_a_broker_does(spark, tmp_path, seed, n_partitions, shards, partitioner, has_window):
@@ -52,7 +51,7 @@ def test_a_batch_matches_what_a_broker_does(spark, tmp_path, seed, n_partitions,
     assert len(expected) > 200
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("partitioner", ON_SPARK)
 def test_changes_are_those_of_a_stream_of_batches(spark, tmp_path, partitioner):
     scenario = Scenario(tmp_path / "in", seed=21, is_written=False)
     messages = in_order(scenario)

@@ -13,7 +13,7 @@ from nearcast.spark import shards
 from nearcast.spark.shards import run_shard, shard_after, shards_of, write_input
 from nearcast.spark.state import FIRST, Folder, Plan
 from nearcast.subscription_tables import subscriptions_to_table
-from pipelines import SPACE, Scenario, answers, change_table, delivered, message_table
+from pipelines import IS_SOAK, SPACE, Scenario, answers, change_table, delivered, message_table
 
 
 def made(tmp_path, scenario, *, n_shards=2, snapshot_every=3, partitioner="hash"):
@@ -37,7 +37,9 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
-@pytest.mark.parametrize(("seed", "has_window"), [(60, True), (61, False), (62, True), (63, False), (64, True)])
+@pytest.mark.parametrize(
+    ("seed", "has_window"), [(60, True), (61, False), (62, True), (63, False), (64, True)][: 5 if IS_SOAK else 2]
+)
 def test_workers_that_die_and_forget(tmp_path, monkeypatch, seed, has_window, partitioner):
     """Three workers take turns; now and then one forgets what it holds, or dies before or after it has written."""
     scenario = Scenario(tmp_path / "in", seed=seed, n_batches=12, has_window=has_window, is_written=False)

@@ -11,13 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
-from nearcast.partition.registry import PARTITIONERS
 from nearcast.spark import stream
 from nearcast.spark.state import Folder
-from pipelines import SPACE, Scenario, delivered, started
+from pipelines import ON_SPARK, SPACE, Scenario, delivered, started
 
 
-@pytest.mark.parametrize("partitioner", [name for name in PARTITIONERS if name != "hash"])
+@pytest.mark.parametrize("partitioner", [name for name in ON_SPARK if name != "hash"])
 def test_a_stream_delivers_what_a_broker_does_however_it_is_divided(spark, tmp_path, partitioner):
     scenario = Scenario(tmp_path / "in", seed=10, n_batches=4, has_window=False)
     told = []
