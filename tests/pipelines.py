@@ -12,7 +12,7 @@ import nearcast as nc
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.subscription_tables import subscriptions_to_table
 
-# What a partitioner does is tested without Spark, so a few of them will do there; `make soak` takes all, and more seeds.
+# What a partitioner does is tested without Spark, so a few will do there; `make soak` takes all, and more seeds.
 IS_SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 ON_SPARK = tuple(PARTITIONERS) if IS_SOAK else ("hash", "location", "prefix", "dkm")
 WORDS = [f"w{i}" for i in range(12)]
