@@ -121,8 +121,11 @@ def build_segment(
     costs = _costs(rows.first[order], rows.second[order], statistics, hit_shares[order])
     # Groups that are best split by space alone are one run, whatever their second words.
     run_words = rows.second.copy()
-    run_words[order[np.repeat(_is_best_by_space(costs), costs.groups.sizes)]] = NO_WORD
-    order = _sorted_order(rows.first, run_words, z_order)
+    is_by_space = np.repeat(_is_best_by_space(costs), costs.groups.sizes)
+    moved = order[is_by_space]
+    run_words[moved] = NO_WORD
+    # Whole groups keep their places; within them only the place counts.
+    order[is_by_space] = moved[np.lexsort((z_order[moved], rows.first[moved]))]
     rows = _Postings(*(part[order] for part in rows))
     boxes = boxes[order]
     postings, details, words, scored = filled(s, rows, boxes, scored, space_box)
