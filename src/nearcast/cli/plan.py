@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +24,13 @@ from nearcast.cli.options import (
 from nearcast.cli.show import errors, output, print_rejections
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError, Rejection
-from nearcast.index.compile import compiled, compiled_rows, parsed
+from nearcast.index.compile import compiled_table, last_of_each, taken
 from nearcast.intake import Intake
 from nearcast.model import checked_choice
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.partition.report import Report, draw, report
 from nearcast.partition.statistics import Statistics
 from nearcast.results.window import taken_messages
-from nearcast.subscription_tables import plain_rows, subscriptions_of_table
 
 ALL = "all"
 PICTURES = (".png", ".svg", ".pdf")
@@ -119,25 +118,10 @@ def _check_picture(path: Path) -> None:
 
 
 def _compiled(table: pa.Table, intake: Intake) -> tuple[SubscriptionColumns, list[Rejection]]:
-    plain = plain_rows(table)
-    columns = None if plain is None else compiled_rows(plain, intake.vocabulary, intake.space, 0)
-    if columns is not None:
-        return columns, []
-    rows: dict[Any, Any] = {}
-    rejections = []
-    for number, item in enumerate(subscriptions_of_table(table)):
-        if isinstance(item, Rejection):
-            rejections.append(item)
-            continue
-        try:
-            row = parsed(item, intake.vocabulary, intake.space)
-        except NearcastError as error:
-            rejections.append(Rejection(number, item.id, str(error)))
-        else:
-            # A later row replaces an earlier one.
-            rows.pop(item.id, None)
-            rows[item.id] = row
-    return compiled(list(rows.values()), intake.vocabulary, 0), rejections
+    columns, good, rejections = compiled_table(table, intake.vocabulary, intake.space, has_window=True)
+    # A later row replaces an earlier one.
+    last = last_of_each(table["id"].take(pa.array(good)).to_pylist())
+    return taken(columns, last)._replace(orders=np.arange(last.size)), rejections
 
 
 def _print_rejections(what: str, rows: FileRows, bad: list[Rejection]) -> None:

@@ -13,16 +13,17 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from nearcast.columns import BLEND_WEIGHT, SubscriptionColumns
-from nearcast.errors import NearcastError
+from nearcast.errors import NearcastError, Rejection
 from nearcast.index.growable import ragged, taken_rows
 from nearcast.kernels.verify import BOOLEAN, NEAREST, TOPK
-from nearcast.model import KINDS, SIMILARITIES, Boolean, Geographic, Polygon, Similar, Space, Subscription, TopK
+from nearcast.model import KINDS, SIMILARITIES, Boolean, Geographic, Id, Polygon, Similar, Space, Subscription, TopK
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import check_in_space, is_in_space
 from nearcast.space.regions import ANYWHERE, BOX, shape_and_numbers
-from nearcast.subscription_tables import PlainRows
+from nearcast.subscription_tables import PlainRows, plain_rows, subscriptions_of_table
 from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
 from nearcast.text.vocabulary import Vocabulary
 
@@ -141,6 +142,37 @@ def compiled_rows(
     return columns._replace(
         token_offsets=words.token_offsets.astype(np.int32), token_ids=words.token_ids, token_weights=weights
     )
+
+
+def compiled_table(
+    table: pa.Table, vocabulary: Vocabulary, space: Space, *, has_window: bool
+) -> tuple[SubscriptionColumns, Any, list[Rejection]]:
+    """Return the good rows of a table as columns, which rows they are, and the bad ones with their reasons."""
+    plain = plain_rows(table)
+    if plain is not None and (plain.kind != "topk" or has_window):
+        columns = compiled_rows(plain, vocabulary, space, 0)
+        if columns is not None:
+            return columns, np.arange(len(plain.ids)), []
+    rows: list[Parsed] = []
+    good: list[int] = []
+    rejections: list[Rejection] = []
+    for number, item in enumerate(subscriptions_of_table(table)):
+        if isinstance(item, Rejection):
+            rejections.append(item)
+            continue
+        try:
+            if isinstance(item, TopK) and not has_window:
+                raise NearcastError("kind is topk, which needs a window")
+            rows.append(parsed(item, vocabulary, space))
+            good.append(number)
+        except NearcastError as error:
+            rejections.append(Rejection(number, item.id, str(error)))
+    return compiled(rows, vocabulary, 0), np.array(good, np.int64), rejections
+
+
+def last_of_each(ids: Sequence[Id]) -> Any:
+    """Return the place of the last of all equal ids, for each; in order."""
+    return np.sort(np.fromiter({key: place for place, key in enumerate(ids)}.values(), np.int64))
 
 
 def _is_in_place(plain: PlainRows, space: Space) -> bool:

@@ -39,7 +39,6 @@ from nearcast.kernels.postings import (
     KEYWORD_NODE,
     LEAF_NODE,
     N_SLABS,
-    NO_WORD,
     RUN,
     SPACE_NODE,
     TILE,
@@ -50,7 +49,7 @@ from nearcast.kernels.postings import (
     words_of,
 )
 from nearcast.kernels.postings import postings as postings_of
-from nearcast.kernels.scored import SCORED, scored_postings
+from nearcast.kernels.scored import NO_WORD, SCORED, scored_postings
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic, Space
 from nearcast.space.covers import cover

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from nearcast.jit import kernel
-from nearcast.kernels.scored import SCORED
+from nearcast.kernels.scored import NO_WORD, SCORED
 from nearcast.kernels.verify import BOOLEAN
 
 STAR = -1
-NO_WORD = -1
 EMPTY, LEAF_NODE, KEYWORD_NODE, SPACE_NODE = 0, 1, 2, 3
 N_SLABS = 64
 MAX_PLAIN_WORDS = 16

@@ -168,25 +168,16 @@ class Feeds:
         scores = np.where(is_nearest, -filled(found.distances, owners.size), filled(found.scores, owners.size))
         order = np.lexsort((arrivals, owners))
         owners, arrivals, scores = owners[order], arrivals[order], scores[order]
-        expired = self._log.expired(self._expired_before)
+        expired = self._log.expired(0 if self.window is None else self.window.least_recency)
         feeds = np.union1d(owners, expired[self._buffers.table["k"][expired] > 0]).astype(np.int64)
         return News(feeds, np.searchsorted(owners, np.append(feeds, self._buffers.table.size)), arrivals, scores)
-
-    @property
-    def _expired_before(self) -> int:
-        """Messages have expired whose recency is below this."""
-        if self.window is None:
-            return 0
-        after_time = self.window.after_time
-        return self.window.first_arrival if after_time is None else after_time + 1
 
     def _insert(self, news: News) -> Any:
         """Drop what has expired, insert what is new; return which of it was inserted."""
         is_in = self._buffers.insert(self._clock, news, self._floors(news.feeds))
         if self.window is not None and is_in.any():
             owners = np.repeat(news.feeds, np.diff(news.offsets))[is_in]
-            rows = self.window.rows_of(news.arrivals[is_in])
-            self._log.add(self.window.recency(self.window.columns)[rows], owners)
+            self._log.add(self._recency_of(news.arrivals[is_in]), owners)
         return is_in
 
     # --- floors

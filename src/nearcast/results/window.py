@@ -80,6 +80,11 @@ class MessageWindow:
         return self._horizon if isinstance(self.window, TimeWindow) else None
 
     @property
+    def least_recency(self) -> int:
+        """Messages have expired whose recency is below this."""
+        return self.first_arrival if self.after_time is None else self.after_time + 1
+
+    @property
     def clock(self) -> Clock:
         """What the kernels need to know of the window."""
         arrivals = self.columns.arrivals

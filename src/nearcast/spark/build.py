@@ -21,10 +21,10 @@ from pyspark.sql import types as T  # noqa: N812
 from nearcast.broker import ON_ERROR, OnError
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection
 from nearcast.model import Geographic, Space, Window, checked_choice
-from nearcast.partition.registry import PartitionerName
+from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.replicas import KEEPING, Replicas
-from nearcast.spark.router import Router, checked_partitioner
+from nearcast.spark.router import Router
 from nearcast.spark.shards import rejected_table
 from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
 from nearcast.storage import replaced_file
@@ -64,7 +64,7 @@ def plan(
     `planned = plan(subscriptions, folder="/shared/plans"); match(monday, planned); match(tuesday, planned)`
     """
     checked_choice("on_error", on_error, ON_ERROR)
-    checked_partitioner(partitioner)
+    checked_choice("partitioner", partitioner, list(PARTITIONERS))
     if shards < 1:
         raise NearcastError(f"shards is {shards}; it must be at least 1")
     check_place(on_error, rejected)

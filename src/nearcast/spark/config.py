@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nearcast.errors import NearcastError
-from nearcast.model import CountWindow, Geographic, Planar, Space, TimeWindow, Window
-from nearcast.partition.registry import PartitionerName
-from nearcast.spark.router import checked_partitioner
+from nearcast.model import CountWindow, Geographic, Planar, Space, TimeWindow, Window, checked_choice
+from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.spark.state import BY_HASH
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary
@@ -257,7 +256,7 @@ class _Reader:
 
     def partitioner(self, main: Mapping[str, Any]) -> Any:
         try:
-            return checked_partitioner(main.get("partitioner", BY_HASH))
+            return checked_choice("partitioner", main.get("partitioner", BY_HASH), list(PARTITIONERS))
         except NearcastError as error:
             raise self.fail(str(error), "pipeline", "partitioner") from error
 

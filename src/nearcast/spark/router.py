@@ -12,30 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nearcast.broker import COMPILED_PLAIN_ROWS
 from nearcast.columns import RawMessages, SubscriptionColumns
-from nearcast.errors import NearcastError, Rejection, StorageError
+from nearcast.errors import Rejection, StorageError
 from nearcast.index.book import part_of
-from nearcast.index.compile import Parsed, compiled, compiled_rows, parsed, taken
+from nearcast.index.compile import compiled, compiled_table, last_of_each, taken
 from nearcast.index.growable import stacked
 from nearcast.intake import Intake
-from nearcast.model import Id, Space, TopK, Window
+from nearcast.model import Id, Space, Window
 from nearcast.partition.protocol import Partitioner, Placement
 from nearcast.partition.registry import PARTITIONERS, opened
 from nearcast.partition.statistics import SAMPLE_SIZE, Statistics
 from nearcast.storage import State
-from nearcast.subscription_tables import plain_rows, subscriptions_of_table
 from nearcast.text.vocabulary import Vocabulary
 
 SUBSCRIBE, UNSUBSCRIBE = "subscribe", "unsubscribe"
 MAX_PARTS = 64
-
-
-def checked_partitioner(name: str) -> str:
-    """Return the name of a partitioner that there is."""
-    if name not in PARTITIONERS:
-        raise NearcastError(f"partitioner is {name!r}; it must be one of {', '.join(PARTITIONERS)}")
-    return name
 
 
 class Routes(NamedTuple):
@@ -76,7 +67,7 @@ class Router:
         columns, good, rejections = self._compiled(subscriptions)
         ids = subscriptions["id"].take(pa.array(good)).to_pylist() if good.size else []
         # Nothing was delivered yet, so of several rows with the same id only the last one counts.
-        last = np.sort(np.fromiter({key: row for row, key in enumerate(ids)}.values(), np.int64))
+        last = last_of_each(ids)
         columns = taken(columns, last)
         kind = PARTITIONERS[name]
         self.partitioner, placement = kind.fit(columns, statistics, self.n_shards, has_window=self.window is not None)
@@ -153,33 +144,11 @@ class Router:
 
     def _compiled(self, subscriptions: pa.Table) -> tuple[SubscriptionColumns, Any, list[Rejection]]:
         """Return the good rows of a table as columns, which they are, and the bad ones with their reasons."""
-        empty = compiled([], self.vocabulary, 0)
         if not subscriptions.num_rows:
-            return empty, np.zeros(0, np.int64), []
-        plain = plain_rows(subscriptions)
-        if plain is not None and (plain.kind != "topk" or self.window is not None):
-            parts = [
-                compiled_rows(plain.between(start, start + COMPILED_PLAIN_ROWS), self.vocabulary, self.space, 0)
-                for start in range(0, len(plain.ids), COMPILED_PLAIN_ROWS)
-            ]
-            if all(part is not None for part in parts):
-                columns = stacked([part for part in parts if part is not None])
-                return self._numbered(columns), np.arange(len(plain.ids)), []
-        rows: list[Parsed] = []
-        good: list[int] = []
-        rejections: list[Rejection] = []
-        for number, item in enumerate(subscriptions_of_table(subscriptions)):
-            if isinstance(item, Rejection):
-                rejections.append(item)
-                continue
-            try:
-                if isinstance(item, TopK) and self.window is None:
-                    raise NearcastError("kind is topk, which needs a window")
-                rows.append(parsed(item, self.vocabulary, self.space))
-                good.append(number)
-            except NearcastError as error:
-                rejections.append(Rejection(number, item.id, str(error)))
-        return self._numbered(compiled(rows, self.vocabulary, 0)), np.array(good, np.int64), rejections
+            return compiled([], self.vocabulary, 0), np.zeros(0, np.int64), []
+        has_window = self.window is not None
+        columns, good, rejections = compiled_table(subscriptions, self.vocabulary, self.space, has_window=has_window)
+        return self._numbered(columns), good, rejections
 
     def _numbered(self, columns: SubscriptionColumns) -> SubscriptionColumns:
         n = columns.kinds.size

@@ -66,10 +66,11 @@ def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Tabl
 
     `newest` is the latest time of a message, in seconds since 1970, or None where no message has a time.
     """
-    good_messages, bad_messages = _readable(messages, partial(_checked_messages, folder.plan()))
+    plan = folder.plan()
+    good_messages, bad_messages = _readable(messages, partial(_checked_messages, plan))
     good_changes, bad_changes = _readable(changes, _checked_changes)
     router = routed = None
-    if folder.plan().partitioner != BY_HASH:
+    if plan.partitioner != BY_HASH:
         rows = np.delete(np.arange(changes.num_rows), [rejection.row for rejection in bad_changes])
         router = _router_after(folder, batch - 1)
         good, routed, bad = _decided(folder, router, batch, good_changes, good_messages)
@@ -210,12 +211,12 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
     if given.heard.num_rows:
         found.append(shard.replicas.own(shard.broker.publish_batch(given.heard), given.message_ids, given.hears))
     publish_seconds = time.perf_counter() - publishing
-    deliveries = _stacked(found, folder.plan())
+    plan = folder.plan()
+    deliveries = _stacked(found, plan)
     folder.write_table("deliveries", batch, f"{number:03d}", deliveries)
     if rejected:
         folder.write_table("rejected", batch, f"changes-{number:03d}", rejected_table(rejected))
     # Shards are kept at different times, so that no batch waits for all of them.
-    plan = folder.plan()
     if (batch + number) % plan.snapshot_every == 0 or batch == FIRST:
         replicas = None if plan.partitioner == BY_HASH else shard.replicas.state()
         folder.save_shard(number, batch, shard.broker, replicas)

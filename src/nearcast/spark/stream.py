@@ -19,11 +19,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nearcast.errors import NearcastError
-from nearcast.model import Geographic, Space, Window
-from nearcast.partition.registry import PartitionerName
+from nearcast.model import Geographic, Space, Window, checked_choice
+from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.build import id_type
-from nearcast.spark.router import checked_partitioner
 from nearcast.spark.shards import Report, run_shard, write_input
 from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize
 from nearcast.text.vocabulary import Vocabulary
@@ -94,7 +93,7 @@ def stream(
         raise NearcastError("messages is no stream; for a DataFrame as it is use nearcast.spark.match")
     if snapshot_every < 1:
         raise NearcastError(f"snapshot_every is {snapshot_every}; it must be at least 1")
-    checked_partitioner(partitioner)
+    checked_choice("partitioner", partitioner, list(PARTITIONERS))
     if "://" in str(state):
         raise NearcastError(f"state is {str(state)!r}; it must be a folder that every worker sees among its files")
     folder = Folder(Path(state).absolute())
