@@ -9,7 +9,7 @@ import pytest
 import nearcast as nc
 from nearcast.jit import lowest_bit
 from nearcast.kernels.postings import GRID, slab_of
-from nearcast.kernels.probe import sort_candidates
+from nearcast.kernels.probe import sort_candidates, sort_with_numbers
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -94,6 +94,10 @@ def test_candidates_are_sorted_as_numpy_would():
         found = found[np.unique(found >> 1, return_index=True)[1]]
         draw.shuffle(found)
         expected = np.sort(found)
+        numbered, numbers = found.copy(), np.column_stack([found, found + 0.5])
+        sort_with_numbers(numbered, numbers, 100, np.empty(found.size, np.int64))
+        assert (numbered == expected).all()
+        assert (numbers == np.column_stack([expected, expected + 0.5])).all()
         sort_candidates(found, 100, np.empty(found.size, np.int64))
         assert (found == expected).all()
 

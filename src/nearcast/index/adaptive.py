@@ -64,17 +64,17 @@ class _Scratch:
 
     def __init__(self) -> None:
         self.has_word = np.zeros(0, bool)
-        self.units = np.zeros(0)
+        self.weights, self.units = np.zeros((2, 0))
         self.counts = np.zeros(0, np.int64)
         self.found = np.empty(1024, np.int64)
         self.numbers = np.empty((0, 2))
 
     def make_room(self, n_tokens: int) -> None:
-        """Make room for so many words, and the one that every message has."""
-        if self.has_word.size <= n_tokens:
+        """Make room for so many words, the one that every message has, and the one that none has."""
+        if self.has_word.size < n_tokens + 2:
             self.has_word = np.zeros(2 * n_tokens + 2, bool)
             self.has_word[-1] = True
-            self.units = np.zeros(self.has_word.size)
+            self.weights, self.units = np.zeros((2, self.has_word.size))
             counts = np.zeros(self.has_word.size, np.int64)
             counts[: self.counts.size] = self.counts
             self.counts = counts
@@ -176,6 +176,7 @@ class AdaptiveIndex:
                 is_alive,
                 self._n_not_alive > 0,
                 scratch.has_word,
+                scratch.weights,
                 scratch.units,
                 scratch.found,
                 scratch.numbers,
@@ -283,7 +284,10 @@ class AdaptiveIndex:
         statistics = self._statistics()
         if statistics.n_messages == 0:
             statistics = own_statistics(self._subscriptions, slots, len(self._vocabulary))
-        segment, expected_read = build_segment(self._subscriptions, slots, statistics, self._space_box, self._space)
+        weights = self._vocabulary.weights(np.arange(len(self._vocabulary)))
+        segment, expected_read = build_segment(
+            self._subscriptions, slots, statistics, weights, self._space_box, self._space
+        )
         return [SegmentOfSlots(segment, slots.astype(np.int32), statistics, expected_read)]
 
     # --- words

@@ -103,13 +103,16 @@ class _Postings(NamedTuple):
 
 
 def build_segment(
-    subscriptions: SubscriptionColumns, slots: Any, statistics: Statistics, space_box: Any, space: Space
+    subscriptions: SubscriptionColumns, slots: Any, statistics: Statistics, weights: Any, space_box: Any, space: Space
 ) -> tuple[Segment, float]:
-    """Return a segment over the subscriptions at `slots`, and how many postings a message should read in it."""
+    """Return a segment over the subscriptions at `slots`, and how many postings a message should read in it.
+
+    `weights` are those of words in messages, by token id.
+    """
     s, is_geographic = subscriptions, isinstance(space, Geographic)
     is_boolean = s.kinds[slots] == BOOLEAN
     plain, boxes = _boolean(s, slots[is_boolean], statistics, is_geographic)
-    others, circles, scored = _scored(s, slots[~is_boolean], statistics, space_box, space)
+    others, circles, scored = _scored(s, slots[~is_boolean], statistics, weights, space_box, space)
     rows = _Postings(*(np.concatenate(parts) for parts in zip(plain, others, strict=True)))
     # Points lie in the space, so what lies outside of it does not matter.
     low, high = np.tile(space_box[:2], 2), np.tile(space_box[2:], 2)
@@ -149,11 +152,11 @@ def _boolean(s: SubscriptionColumns, slots: Any, statistics: Statistics, is_geog
 
 
 def _scored(
-    s: SubscriptionColumns, slots: Any, statistics: Statistics, space_box: Any, space: Space
+    s: SubscriptionColumns, slots: Any, statistics: Statistics, weights: Any, space_box: Any, space: Space
 ) -> tuple[_Postings, Any, Any]:
     """Return the postings of scored subscriptions, their boxes, and what is needed to score them."""
     shares = np.minimum(statistics.frequencies / max(statistics.n_messages, 1), 1.0)
-    terms = (s, slots, shares, isinstance(space, Geographic), space.max_dist, space_box)
+    terms = (s, slots, shares, weights, isinstance(space, Geographic), space.max_dist, space_box)
     n = scored_postings(*terms, _room_for_scored(0))
     first, second, boxes, posting_slots, scored = columns = _room_for_scored(n)
     if n:

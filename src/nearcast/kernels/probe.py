@@ -2,9 +2,10 @@
 
 segment         the named tuple of index/segment.py, in whose terms this file speaks
 subscriptions   SubscriptionColumns, by slot; is_alive: bool, by slot, not looked at unless has_dead
-has_word        bool, by token id: whether the message at hand has it, all False before and after; and one more item,
-                always True, so that NO_WORD needs no question of its own
-units           float64, by token id: the weight of each word of the message at hand in its unit vector
+has_word        bool, by token id: whether the message at hand has it, all False before and after; and two more items,
+                one always False, one always True, so that NEVER and NO_WORD need no question of their own
+weights, units  float64, by token id: the weight of each word of the message at hand, by itself and in its unit vector;
+                all 0 before and after
 found           int64, a buffer that grows: each candidate is one number, `row << 32 | slot << 1 | is_open`
 numbers         float64 (n, 2), a buffer beside it: score and distance of those that were scored, NaN for others; not
                 used if the segment has nothing to score
@@ -37,11 +38,12 @@ from nearcast.kernels.postings import (
     words_of,
 )
 from nearcast.kernels.scored import (
-    MAX_OTHERS,
     NONE,
+    cosine_of_kept,
     is_first_here,
-    is_known,
+    overlap_of_kept,
     shared_cosine,
+    shared_of_kept,
     shared_words,
     weights_of_pair,
 )
@@ -221,6 +223,7 @@ def probe(
     is_alive: Any,
     has_dead: bool,
     has_word: Any,
+    weights: Any,
     units: Any,
     found: Any,
     numbers: Any,
@@ -241,6 +244,8 @@ def probe(
     space_box = segment.space_box
     token_offsets = messages.token_offsets
     token_ids = messages.token_ids
+    token_weights = messages.token_weights
+    token_units = messages.token_units
     hits = np.empty(1024, np.int64)
     spare = np.empty(BLOCK_SIZE, np.int64)
     if has_scored and numbers.shape[0] < found.size:
@@ -257,7 +262,8 @@ def probe(
         mark(has_word, tokens, True)
         if has_scored:
             for i in range(tokens.size):
-                units[tokens[i]] = messages.token_units[token_offsets[row] + i]
+                weights[tokens[i]] = token_weights[token_offsets[row] + i]
+                units[tokens[i]] = token_units[token_offsets[row] + i]
         n_hits, hits = hits_of_message(segment, tokens, x, y, has_word, hits)
         n_read += n_hits
         across = slab_of(x, space_box[0], space_box[2], GRID)
@@ -275,6 +281,13 @@ def probe(
                 & (posting["north"] >= up)
                 & has_word[posting["word"]]
             )
+        # Here, since a buffer that may change among the candidates is counted as used with each of them.
+        while n_found + n_inside > found.size:
+            found = grown(found)
+            if has_scored:
+                more = np.empty((found.size, 2), np.float64)
+                more[:n_found] = numbers[:n_found]
+                numbers = more
         for i in range(n_inside):
             hit = hits[i]
             if has_scored and i + 2 * LOOK_AHEAD < n_inside:
@@ -300,35 +313,38 @@ def probe(
                     least = record["threshold"]
                     away = distance(is_geographic, record["x"], record["y"], x, y)
                     near = spatial_similarity(away, max_dist)
-                    alike = record["alike"]
-                    if is_nearest:
-                        if -away < least:
+                    alike = 0.0
+                    if is_nearest and -away < least:
+                        continue
+                    # A cosine may be above 1 by its rounding.
+                    if is_topk and blend(weight, near, 1.0 + SLACK) < least:
+                        continue
+                    if record["is_short"]:
+                        first, following, count = shared_of_kept(record, has_word)
+                        if not is_first_here(record, first, following):
                             continue
-                        alike = 0.0
-                    elif is_topk:
-                        # A cosine may be above 1 by its rounding.
-                        if blend(weight, near, 1.0 + SLACK) < least:
+                        if is_topk:
+                            alike = cosine_of_kept(record, first, count, weights, units)
+                        elif not is_nearest:
+                            alike = overlap_of_kept(record, first, count, weights)
+                    elif is_topk or is_nearest:
+                        first, following, alike = shared_cosine(
+                            s_token_offsets, s_token_ids, s_token_weights, slot, has_word, units
+                        )
+                        if first == NONE or not is_first_here(record, first, following):
                             continue
-                        alike *= units[record["others"][MAX_OTHERS - 1]]
-                    if not is_known(record, has_word):
-                        if is_topk or is_nearest:
-                            first, following, alike = shared_cosine(
-                                s_token_offsets, s_token_ids, s_token_weights, slot, has_word, units
-                            )
-                            if first == NONE or not is_first_here(record, first, following):
-                                continue
-                        else:
-                            first, following, count, shared, whole = shared_words(
-                                s_token_offsets, s_token_ids, s_token_weights, slot, has_word
-                            )
-                            if not is_first_here(record, first, following):
-                                continue
-                            code = similarities[slot]
-                            if code == WEIGHTED_JACCARD:
-                                # Handing over all columns costs more than the rest, so it is the last resort.
-                                shared, whole = weights_of_pair(s, messages, slot, row)
-                            n_words = s_token_offsets[slot + 1] - s_token_offsets[slot]
-                            alike = set_similarity(code, count, n_words, tokens.size, shared, whole)
+                    else:
+                        first, following, count, shared, whole = shared_words(
+                            s_token_offsets, s_token_ids, s_token_weights, slot, has_word
+                        )
+                        if not is_first_here(record, first, following):
+                            continue
+                        code = similarities[slot]
+                        if code == WEIGHTED_JACCARD:
+                            # Handing over all columns costs more than the rest, so it is the last resort.
+                            shared, whole = weights_of_pair(s, messages, slot, row)
+                        n_words = s_token_offsets[slot + 1] - s_token_offsets[slot]
+                        alike = set_similarity(code, count, n_words, tokens.size, shared, whole)
                     if not is_nearest:
                         score = blend(weight, near, alike) if is_topk else blend(weight, alike, near)
                         if score < least:
@@ -346,12 +362,6 @@ def probe(
                     continue
             if has_dead and not is_alive[slot]:
                 continue
-            if n_found == found.size:
-                found = grown(found)
-                if has_scored:
-                    more = np.empty((found.size, 2), np.float64)
-                    more[:n_found] = numbers[:n_found]
-                    numbers = more
             # Not on the border of the rounded box: inside the region itself.
             is_sure = (
                 (posting["west"] < across)
@@ -366,6 +376,10 @@ def probe(
                 numbers[n_found, 1] = away
             n_found += 1
         mark(has_word, tokens, False)
+        if has_scored:
+            for token in tokens:
+                weights[token] = 0.0
+                units[token] = 0.0
         if n_found - n_sorted >= BLOCK_SIZE or row + 1 - first_row == MAX_BLOCK_ROWS or row == n_rows - 1:
             if spare.size < n_found - n_sorted:
                 spare = np.empty(2 * (n_found - n_sorted), np.int64)

@@ -42,7 +42,8 @@ from nearcast.scoring.textual import (
 from nearcast.space.covers import circle_box
 
 ANY, ALONE, NONE, EVERY = -2, -1, -1, -2
-NO_WORD = -1
+# In place of a word: one that every message has, and one that none has.
+NO_WORD, NEVER = -1, -2
 # Beyond so many words a subscription has no pairs, and their number stays small.
 MAX_PAIRED_WORDS = 8
 # As many as SCORED can number.
@@ -50,14 +51,15 @@ MAX_WORDS = 1 << 14
 # A further posting must save this share of messages from being looked at.
 PRICE_OF_A_POSTING = 2e-6
 
-MAX_OTHERS = 5
-# Where the other words do not fit, or the similarity hangs on the message as a whole.
-UNKNOWN = -1
-# A cache line. `alike` is the similarity of words if none of the other words is shared; for a top-k subscription the
-# weight of the word, which is the last of `others`. `threshold` is what it was posted for.
+MAX_KEPT_WORDS = 5
+# A cache line. `words` are those of the subscription, NEVER behind them. `whole` is what the weight of a shared word is
+# divided by: the weight of all, for a top-k subscription the length of its vector; where words only count, it is their
+# number below zero. `is_short` says that this is all one must know of the words: they are not too many, each has the
+# weight that it has in a message, and the similarity does not hang on the message as a whole. `threshold` is what it
+# was posted for.
 SCORED = np.dtype(
-    [(name, np.float64) for name in ("x", "y", "blend_weight", "threshold", "alike")]
-    + [("others", np.int32, (MAX_OTHERS,)), ("rank", np.int16), ("next", np.int8), ("n_others", np.int8)]
+    [(name, np.float64) for name in ("x", "y", "blend_weight", "threshold", "whole")]
+    + [("words", np.int32, (MAX_KEPT_WORDS,)), ("rank", np.int16), ("next", np.int8), ("is_short", np.int8)]
 )
 
 
@@ -128,7 +130,7 @@ def pays_in_pairs(
 
 @kernel
 def scored_postings(
-    s: Any, slots: Any, shares: Any, is_geographic: bool, max_dist: float, space_box: Any, columns: Any
+    s: Any, slots: Any, shares: Any, weights: Any, is_geographic: bool, max_dist: float, space_box: Any, columns: Any
 ) -> int:
     """Fill in the postings of scored subscriptions; return their number, and only that if there is no room.
 
@@ -137,27 +139,59 @@ def scored_postings(
     end = 0
     for slot in slots:
         n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
+        whole = whole_of(s, slot, weights)
         if n_words > MAX_WORDS:
-            end = with_posting(columns, end, s, slot, EVERY, ANY, np.inf, is_geographic)
+            end = with_posting(columns, end, s, slot, EVERY, ANY, np.inf, whole, is_geographic)
             continue
         # Only a similarity can be reached without a word.
         last = NONE if s.kinds[slot] == SIMILAR else 0
         for rank in range(n_words - 1, last - 1, -1):
-            whole = weight_up_to(s, slot, rank)
+            bound = weight_up_to(s, slot, rank)
             if not pays_in_pairs(s, slot, rank, shares, is_geographic, max_dist, space_box):
-                radius = radius_of(s, slot, whole, rank + 1, max_dist)
-                end = with_posting(columns, end, s, slot, rank, ANY, radius, is_geographic)
+                radius = radius_of(s, slot, bound, rank + 1, max_dist)
+                end = with_posting(columns, end, s, slot, rank, ANY, radius, whole, is_geographic)
                 continue
-            own = whole - weight_up_to(s, slot, rank - 1)
+            own = bound - weight_up_to(s, slot, rank - 1)
             for following in range(rank - 1, ALONE - 1, -1):
                 radius = radius_of(s, slot, own + weight_up_to(s, slot, following), following + 2, max_dist)
-                end = with_posting(columns, end, s, slot, rank, following, radius, is_geographic)
+                end = with_posting(columns, end, s, slot, rank, following, radius, whole, is_geographic)
     return end
 
 
 @kernel
+def whole_of(s: Any, slot: int, weights: Any) -> float:
+    """Return `whole` of SCORED, 0 if a probe has to look at the subscription itself."""
+    start = s.token_offsets[slot]
+    n_words = s.token_offsets[slot + 1] - start
+    kind = s.kinds[slot]
+    if n_words > MAX_KEPT_WORDS or (kind == SIMILAR and s.similarities[slot] not in (WEIGHTED_OVERLAP, OVERLAP)):
+        return 0.0
+    if kind == NEAREST or (kind == SIMILAR and s.similarities[slot] == OVERLAP):
+        return -float(n_words)
+    whole = 0.0
+    for i in range(start, start + n_words):
+        weight = weights[s.token_ids[i]]
+        whole += weight * weight if kind == TOPK else weight
+    if kind == TOPK:
+        whole = math.sqrt(whole)
+    for i in range(start, start + n_words):
+        weight = weights[s.token_ids[i]]
+        if s.token_weights[i] != (weight / whole if kind == TOPK else weight):
+            return 0.0
+    return whole
+
+
+@kernel
 def with_posting(
-    columns: Any, end: int, s: Any, slot: int, rank: int, following: int, radius: float, is_geographic: bool
+    columns: Any,
+    end: int,
+    s: Any,
+    slot: int,
+    rank: int,
+    following: int,
+    radius: float,
+    whole: float,
+    is_geographic: bool,
 ) -> int:
     """Fill in a posting, unless no message can be near enough; return where the next one goes."""
     first, second, boxes, posting_slots, scored = columns
@@ -165,7 +199,6 @@ def with_posting(
         return end + (radius >= 0.0)
     start = s.token_offsets[slot]
     tokens = s.token_ids[start : s.token_offsets[slot + 1]]
-    weights = s.token_weights[start : s.token_offsets[slot + 1]]
     numbers = s.numbers[slot]
     first[end] = tokens[rank] if rank >= 0 else NO_WORD
     second[end] = tokens[following] if following >= 0 else NO_WORD
@@ -186,31 +219,10 @@ def with_posting(
     record["threshold"] = numbers[BLEND_WEIGHT if s.kinds[slot] == NEAREST else THRESHOLD]
     record["rank"] = rank
     record["next"] = following
-    n_own = 0
-    shared = 0.0
-    n_others = 0
-    for i in range(MAX_OTHERS):
-        record["others"][i] = 0
-    for place in range(tokens.size):
-        if place in (rank, following):
-            n_own += 1
-            shared += weights[place]
-        elif n_others < MAX_OTHERS:
-            record["others"][n_others] = tokens[place]
-            n_others += 1
-    record["n_others"] = n_others if n_own + n_others == tokens.size else UNKNOWN
-    record["alike"] = shared
-    if s.kinds[slot] == SIMILAR:
-        code = s.similarities[slot]
-        if code in (WEIGHTED_OVERLAP, OVERLAP):
-            record["alike"] = set_similarity(code, n_own, tokens.size, 0, shared, total(weights))
-        else:
-            record["n_others"] = UNKNOWN
-    elif n_own == 1 and n_others < MAX_OTHERS:
-        # There is room for the word itself, whose weight in the message is needed.
-        record["others"][MAX_OTHERS - 1] = tokens[rank]
-    else:
-        record["n_others"] = UNKNOWN
+    record["whole"] = whole
+    record["is_short"] = whole != 0.0
+    for i in range(MAX_KEPT_WORDS):
+        record["words"][i] = tokens[i] if i < tokens.size else NEVER
     return end + 1
 
 
@@ -258,12 +270,45 @@ def is_first_here(record: Any, first: int, following: int) -> bool:
 
 
 @kernel
-def is_known(record: Any, has_word: Any) -> bool:
-    """Whether a message shares just the words that a posting speaks of, so that their similarity is known."""
-    is_alike = record["n_others"] != UNKNOWN
-    for i in range(record["n_others"]):
-        is_alike = is_alike and not has_word[record["others"][i]]
-    return is_alike
+def shared_of_kept(record: Any, has_word: Any) -> Any:
+    """Return the ranks of the first and the second shared word, and how many there are, if the record has all words."""
+    first = NONE
+    following = ALONE
+    count = 0
+    # No branch hangs on a word: mostly one is shared, but which one is a toss-up.
+    for i in range(MAX_KEPT_WORDS):
+        is_shared = has_word[record["words"][i]]
+        following = first if is_shared else following
+        first = i if is_shared else first
+        count += is_shared
+    return first, following, count
+
+
+@kernel
+def overlap_of_kept(record: Any, first: int, count: int, weights: Any) -> float:
+    """Return the overlap, weighted or not; `weights` are the message's by token, 0 for words that it does not have."""
+    whole = record["whole"]
+    if whole < 0.0:
+        return count / -whole
+    if count == 1:
+        return weights[record["words"][first]] / whole
+    shared = 0.0
+    for i in range(MAX_KEPT_WORDS):
+        shared += weights[record["words"][i]]
+    return shared / whole
+
+
+@kernel
+def cosine_of_kept(record: Any, first: int, count: int, weights: Any, units: Any) -> float:
+    """Return the cosine; `weights` and `units` are the message's by token, 0 for words that it does not have."""
+    if count == 1:
+        word = record["words"][first]
+        return (weights[word] / record["whole"]) * units[word]
+    result = 0.0
+    for i in range(MAX_KEPT_WORDS):
+        word = record["words"][i]
+        result += (weights[word] / record["whole"]) * units[word]
+    return result
 
 
 @kernel

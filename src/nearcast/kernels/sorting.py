@@ -19,6 +19,8 @@ BLOCK_SIZE = 1 << 13
 DIGIT_BITS = 12
 MAX_BLOCK_ROWS = 1 << DIGIT_BITS
 MAX_INSERTION_SORT = 64
+# Up to 2^20 candidates with numbers are sorted by keys of a row, a slot and a place: 12, 31 and 20 bits.
+PLACE_BITS = 20
 
 
 @kernel
@@ -52,46 +54,34 @@ def sort_candidates(found: Any, first_row: int, spare: Any) -> None:
 def sort_with_numbers(found: Any, numbers: Any, first_row: int, spare: Any) -> None:
     """Put candidates and their numbers into the order of `sort_candidates`."""
     n = found.size
-    order = np.argsort(found, kind="mergesort") if n <= MAX_INSERTION_SORT else sorted_places(found, first_row)
-    target = spare[:n]
-    target[:] = found
+    keys = spare[:n]
+    mask = -1
+    if n <= MAX_INSERTION_SORT or n > 1 << PLACE_BITS:
+        keys[:] = np.argsort(found)
+    else:
+        mask = (1 << PLACE_BITS) - 1
+        # Each key says where its candidate lies, below all that is sorted by.
+        greatest = greatest_slot = 0
+        for i in range(n):
+            value = found[i] - (first_row << 32)
+            greatest = max(greatest, value)
+            greatest_slot = max(greatest_slot, (value & 0xFFFFFFFF) >> 1)
+            keys[i] = ((value >> 1) << PLACE_BITS) | i
+        target = np.empty(n, np.int64)
+        for digit in range(3):
+            if greatest_slot >> (digit * DIGIT_BITS) != 0:
+                scatter(keys, target, 0, PLACE_BITS + digit * DIGIT_BITS)
+                keys, target = target, keys
+        if greatest >> 32 != 0:
+            scatter(keys, target, 0, PLACE_BITS + 31)
+            keys = target
+    values = found.copy()
     copies = numbers.copy()
     for i in range(n):
-        found[i] = target[order[i]]
-        numbers[i, 0] = copies[order[i], 0]
-        numbers[i, 1] = copies[order[i], 1]
-
-
-@kernel
-def sorted_places(found: Any, first_row: int) -> Any:
-    """Return the places of candidates in the order of `sort_candidates`."""
-    greatest = 0
-    for value in found:
-        greatest = max(greatest, value & 0xFFFFFFFF)
-    places = np.arange(found.size)
-    target = np.empty(found.size, np.int64)
-    scatter_places(found, places, target, 0, 1)
-    scatter_places(found, target, places, 0, 1 + DIGIT_BITS)
-    if greatest >> (1 + 2 * DIGIT_BITS) != 0:
-        scatter_places(found, places, target, 0, 1 + 2 * DIGIT_BITS)
-        places, target = target, places
-    scatter_places(found, places, target, first_row << 32, 32)
-    return target
-
-
-@kernel
-def scatter_places(values: Any, source: Any, target: Any, least: int, shift: int) -> None:
-    """Copy places in order of one digit of the values there; as `scatter` does with the values themselves."""
-    mask = (1 << DIGIT_BITS) - 1
-    starts = np.zeros(mask + 2, np.int32)
-    for value in values:
-        starts[(((value - least) >> shift) & mask) + 1] += 1
-    for i in range(mask):
-        starts[i + 1] += starts[i]
-    for place in source:
-        digit = ((values[place] - least) >> shift) & mask
-        target[starts[digit]] = place
-        starts[digit] += 1
+        place = keys[i] & mask
+        found[i] = values[place]
+        numbers[i, 0] = copies[place, 0]
+        numbers[i, 1] = copies[place, 1]
 
 
 @kernel
