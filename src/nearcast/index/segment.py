@@ -31,11 +31,10 @@ import numpy as np
 
 from nearcast.columns import SubscriptionColumns
 from nearcast.index.growable import taken_rows
+from nearcast.kernels.balls import laid_out
 from nearcast.kernels.postings import (
+    FIRST_SCORED_KEY,
     GROUP,
-    IS_NEAREST,
-    IS_SCORED,
-    IS_TOPK,
     KEYWORD_NODE,
     LEAF_NODE,
     N_SLABS,
@@ -49,7 +48,7 @@ from nearcast.kernels.postings import (
     words_of,
 )
 from nearcast.kernels.postings import postings as postings_of
-from nearcast.kernels.scored import NO_WORD, SCORED, scored_postings
+from nearcast.kernels.scored import NO_WORD, SCORED, USUAL_UNIT, scored_postings
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic, Space
 from nearcast.space.covers import cover
@@ -63,9 +62,6 @@ WORD_COST = 1.0
 CANDIDATE_COST = 8.0
 
 
-FLAGS_OF_KIND = np.array([0, IS_SCORED, IS_SCORED | IS_TOPK, IS_SCORED | IS_NEAREST], np.uint8)
-
-
 class Segment(NamedTuple):
     """The arrays of a segment; a span is a pair of row numbers, from and to."""
 
@@ -76,7 +72,10 @@ class Segment(NamedTuple):
     postings: Any  # POSTING
     details: Any  # DETAIL, one for each posting
     other_words: Any  # int32: the words of clauses beyond the second
-    scored: Any  # SCORED
+    balls: Any  # float32, see kernels/balls.py
+    summaries: Any  # float32, likewise
+    scored: Any  # SCORED, one for each ball
+    scored_slots: Any  # int32, likewise
     space_box: Any  # float64 (4,)
 
 
@@ -92,14 +91,24 @@ class Statistics(NamedTuple):
 
 
 class _Postings(NamedTuple):
-    """Postings before they are laid out."""
+    """Boolean postings before they are laid out."""
 
     first: Any
     second: Any
     slots: Any
     clauses: Any
     flags: Any
-    scored_places: Any
+
+
+class _Layout(NamedTuple):
+    """Groups with their keys, as GROUP has them, and their runs; the postings that a message should read."""
+
+    keys: Any
+    kinds: Any
+    starts: Any
+    stops: Any
+    runs: Any
+    expected_read: float
 
 
 def build_segment(
@@ -109,14 +118,56 @@ def build_segment(
 
     `weights` are those of words in messages, by token id.
     """
-    s, is_geographic = subscriptions, isinstance(space, Geographic)
-    is_boolean = s.kinds[slots] == BOOLEAN
-    plain, boxes = _boolean(s, slots[is_boolean], statistics, is_geographic)
-    others, circles, scored = _scored(s, slots[~is_boolean], statistics, weights, space_box, space)
-    rows = _Postings(*(np.concatenate(parts) for parts in zip(plain, others, strict=True)))
+    is_boolean = subscriptions.kinds[slots] == BOOLEAN
+    boolean, boolean_layout = _boolean_part(subscriptions, slots[is_boolean], statistics, space_box, space)
+    scored, scored_layout = _scored_part(subscriptions, slots[~is_boolean], statistics, weights, space_box, space)
+    segment = Segment(
+        groups=_group_table(boolean_layout, scored_layout),
+        runs=np.concatenate([boolean_layout.runs, scored_layout.runs]),
+        **boolean,
+        **scored,
+        space_box=space_box,
+    )
+    return segment, boolean_layout.expected_read + scored_layout.expected_read
+
+
+def _group_table(boolean: _Layout, scored: _Layout) -> Any:
+    """Return the table of all groups; the runs of scored ones come after the others."""
+    n_groups = boolean.keys.size + scored.keys.size
+    table = np.zeros(1 << max(4, int(1.5 * n_groups).bit_length()), GROUP)  # at most two thirds full
+    shift = boolean.runs.size * (scored.kinds == KEYWORD_NODE)
+    group_table(
+        np.concatenate([boolean.keys, FIRST_SCORED_KEY + scored.keys]),
+        np.concatenate([boolean.kinds, scored.kinds]),
+        np.concatenate([boolean.starts, scored.starts + shift]),
+        np.concatenate([boolean.stops, scored.stops + shift]),
+        table,
+    )
+    return table
+
+
+def own_statistics(subscriptions: SubscriptionColumns, slots: Any, n_tokens: int) -> Statistics:
+    """Return how often words occur in the subscriptions themselves, for want of messages."""
+    s = subscriptions
+    _, clauses = taken_rows(s.clause_offsets, slots)
+    _, required = taken_rows(s.required_offsets, clauses)
+    _, tokens = taken_rows(s.token_offsets, slots)
+    counts = np.bincount(s.required_ids[required], minlength=n_tokens)
+    counts += np.bincount(s.token_ids[tokens], minlength=n_tokens)
+    return Statistics(counts, max(1, slots.size))
+
+
+# --- boolean subscriptions
+
+
+def _boolean_part(
+    s: SubscriptionColumns, slots: Any, statistics: Statistics, space_box: Any, space: Space
+) -> tuple[dict[str, Any], _Layout]:
+    """Return the arrays of a segment that boolean subscriptions need, but for groups and runs."""
+    rows, boxes = _boolean(s, slots, statistics, isinstance(space, Geographic))
     # Points lie in the space, so what lies outside of it does not matter.
     low, high = np.tile(space_box[:2], 2), np.tile(space_box[2:], 2)
-    boxes = np.clip(np.concatenate([boxes, circles]), low, high)
+    boxes = np.clip(boxes, low, high)
     z_order = _z_order(boxes, space_box)
     hit_shares = _hit_shares(boxes, space_box)
     order = _sorted_order(rows.first, rows.second, z_order)
@@ -130,13 +181,11 @@ def build_segment(
     order[is_by_space] = moved[np.lexsort((z_order[moved], rows.first[moved]))]
     rows = _Postings(*(part[order] for part in rows))
     boxes = boxes[order]
-    postings, details, words, scored = filled(s, rows, boxes, scored, space_box)
-    layout, expected_read = _layout(rows.first, run_words[order], statistics, hit_shares[order])
-    segment = Segment(
-        **layout, postings=postings, details=details, other_words=words, scored=scored, space_box=space_box
-    )
-    set_bits(segment, boxes)
-    return segment, expected_read
+    postings, details, words = filled(s, rows, boxes, space_box)
+    layout, tiles, bits = _layout(rows.first, run_words[order], statistics, hit_shares[order])
+    set_bits(layout.runs, tiles, bits, boxes)
+    arrays = {"tiles": tiles, "bits": bits, "postings": postings, "details": details, "other_words": words}
+    return arrays, layout
 
 
 def _boolean(s: SubscriptionColumns, slots: Any, statistics: Statistics, is_geographic: bool) -> tuple[_Postings, Any]:
@@ -147,38 +196,7 @@ def _boolean(s: SubscriptionColumns, slots: Any, statistics: Statistics, is_geog
     first, second, places, posting_slots, clauses, flags = postings_of(
         s, slots, box_offsets, is_tight, statistics.frequencies
     )
-    nowhere = np.full(first.size, -1, np.int64)
-    return _Postings(first, second, posting_slots, clauses, flags, nowhere), boxes[places]
-
-
-def _scored(
-    s: SubscriptionColumns, slots: Any, statistics: Statistics, weights: Any, space_box: Any, space: Space
-) -> tuple[_Postings, Any, Any]:
-    """Return the postings of scored subscriptions, their boxes, and what is needed to score them."""
-    shares = np.minimum(statistics.frequencies / max(statistics.n_messages, 1), 1.0)
-    terms = (s, slots, shares, weights, isinstance(space, Geographic), space.max_dist, space_box)
-    n = scored_postings(*terms, _room_for_scored(0))
-    first, second, boxes, posting_slots, scored = columns = _room_for_scored(n)
-    if n:
-        scored_postings(*terms, columns)
-    flags = FLAGS_OF_KIND[s.kinds[posting_slots]]
-    return _Postings(first, second, posting_slots, np.zeros(n, np.uint8), flags, np.arange(n)), boxes, scored
-
-
-def _room_for_scored(n: int) -> tuple[Any, ...]:
-    words = np.empty((2, n), np.int32)
-    return words[0], words[1], np.empty((n, 4)), np.empty(n, np.int32), np.empty(n, SCORED)
-
-
-def own_statistics(subscriptions: SubscriptionColumns, slots: Any, n_tokens: int) -> Statistics:
-    """Return how often words occur in the subscriptions themselves, for want of messages."""
-    s = subscriptions
-    _, clauses = taken_rows(s.clause_offsets, slots)
-    _, required = taken_rows(s.required_offsets, clauses)
-    _, tokens = taken_rows(s.token_offsets, slots)
-    counts = np.bincount(s.required_ids[required], minlength=n_tokens)
-    counts += np.bincount(s.token_ids[tokens], minlength=n_tokens)
-    return Statistics(counts, max(1, slots.size))
+    return _Postings(first, second, posting_slots, clauses, flags), boxes[places]
 
 
 def _has_plain_box(s: SubscriptionColumns, slots: Any, is_geographic: bool) -> Any:
@@ -214,8 +232,14 @@ def _z_order(boxes: Any, space_box: Any) -> Any:
     """Return numbers that put boxes into order: the large ones first, then along a Z curve."""
     low, high = boxes[:, :2], boxes[:, 2:]
     extent = np.maximum(space_box[2:] - space_box[:2], 1e-300)
-    share = ((low + high) / 2 - space_box[:2]) / extent
-    size_class = np.frexp(((high - low) / extent).max(axis=1))[1].astype(np.int64)
+    return _curve((low + high) / 2, ((high - low) / extent).max(axis=1), space_box)
+
+
+def _curve(points: Any, sizes: Any, space_box: Any) -> Any:
+    """Return numbers that put points into order: those of large size first, by powers of two, then along a Z curve."""
+    extent = np.maximum(space_box[2:] - space_box[:2], 1e-300)
+    share = (points - space_box[:2]) / extent
+    size_class = np.frexp(sizes)[1].astype(np.int64)
     x, y = (np.clip(np.nan_to_num(share) * 1024, 0, 1023)).astype(np.int64).T
     return _spread(x) | (_spread(y) << 1) | (-size_class << 20)
 
@@ -251,6 +275,22 @@ def _spans(keys: Any) -> _Spans:
     return _Spans(starts, ends, ends - starts)
 
 
+def _groups_and_runs(first: Any, second: Any) -> tuple[_Spans, _Spans, Any]:
+    """Return the spans of sorted postings with one first word, those with one second word too, and whose they are."""
+    groups, runs = _spans(first.astype(np.int64)), _spans((first.astype(np.int64) << 32) + second)
+    return groups, runs, np.searchsorted(groups.starts, runs.starts, side="right") - 1
+
+
+def _runs(spans: _Spans, second: Any, is_kept: Any) -> Any:
+    """Return some spans as RUN."""
+    rows = np.zeros(int(is_kept.sum()), RUN)
+    rows["word"], rows["start"], rows["stop"] = (
+        part[is_kept] for part in (second[spans.starts], spans.starts, spans.ends)
+    )
+    rows["tile"] = -1
+    return rows
+
+
 class _Costs(NamedTuple):
     """What the postings of groups and runs cost a message that has their first word, and how many of them it reads."""
 
@@ -266,8 +306,7 @@ class _Costs(NamedTuple):
 
 def _costs(first: Any, second: Any, statistics: Statistics, hit_shares: Any) -> _Costs:
     """Weigh the ways in which each group of sorted postings can be laid out."""
-    groups, runs = _spans(first.astype(np.int64)), _spans((first.astype(np.int64) << 32) + second)
-    group_of_run = np.searchsorted(groups.starts, runs.starts, side="right") - 1
+    groups, runs, group_of_run = _groups_and_runs(first, second)
     words = second[runs.starts]
     # Of a group that is split by word a message reads the runs whose word it has.
     share = np.where(words == first[runs.starts], 1.0, statistics.shares(words))
@@ -300,10 +339,10 @@ def _is_best_by_space(costs: _Costs) -> Any:
     return (costs.by_space < costs.as_leaf) & (costs.by_space < costs.by_word)
 
 
-def _layout(first: Any, second: Any, statistics: Statistics, hit_shares: Any) -> tuple[dict[str, Any], float]:
-    """Return the arrays of groups, runs and tiles for sorted postings, each split where it pays.
+def _layout(first: Any, second: Any, statistics: Statistics, hit_shares: Any) -> tuple[_Layout, Any, Any]:
+    """Return groups and runs of sorted postings, each split where it pays, and the tiles and bits of runs.
 
-    And the number of postings that a message should read, if its words came independently of each other.
+    What should be read holds if words come independently of each other.
     """
     costs = _costs(first, second, statistics, hit_shares)
     groups, runs = costs.groups, costs.runs
@@ -311,20 +350,8 @@ def _layout(first: Any, second: Any, statistics: Statistics, hit_shares: Any) ->
     is_kept = is_split[costs.group_of_run]
     n_runs = np.bincount(costs.group_of_run[is_kept], minlength=groups.starts.size)
     run_of_group = np.concatenate([[0], np.cumsum(n_runs)])
-    table = np.zeros(1 << max(4, int(1.5 * groups.starts.size).bit_length()), GROUP)  # at most two thirds full
-    group_table(
-        first[groups.starts],
-        np.where(is_split, np.where(costs.by_space < costs.by_word, SPACE_NODE, KEYWORD_NODE), LEAF_NODE),
-        np.where(is_split, run_of_group[:-1], groups.starts),
-        np.where(is_split, run_of_group[1:], groups.ends),
-        table,
-    )
+    rows = _runs(runs, second, is_kept)
     tiled = np.flatnonzero(costs.is_tiled[is_kept])
-    rows = np.zeros(int(is_kept.sum()), RUN)
-    rows["word"], rows["start"], rows["stop"] = (
-        part[is_kept] for part in (second[runs.starts], runs.starts, runs.ends)
-    )
-    rows["tile"] = -1
     rows["tile"][tiled] = np.arange(tiled.size)
     n_words = words_of(runs.sizes[is_kept][tiled])
     tile_ends = np.cumsum(2 * N_SLABS * (sums_of(n_words) + n_words))
@@ -332,14 +359,70 @@ def _layout(first: Any, second: Any, statistics: Statistics, hit_shares: Any) ->
     tiles["bits"][1:] = tile_ends[:-1]
     bits = np.zeros(tile_ends[-1] if tiled.size else 0, np.uint64)
     read = np.where(is_split, costs.read_by_word, groups.sizes)
-    expected_read = float((read * statistics.shares(first[groups.starts])).sum())
-    return {"groups": table, "runs": rows, "tiles": tiles, "bits": bits}, expected_read
+    layout = _Layout(
+        keys=first[groups.starts],
+        kinds=np.where(is_split, np.where(costs.by_space < costs.by_word, SPACE_NODE, KEYWORD_NODE), LEAF_NODE),
+        starts=np.where(is_split, run_of_group[:-1], groups.starts),
+        stops=np.where(is_split, run_of_group[1:], groups.ends),
+        runs=rows,
+        expected_read=float((read * statistics.shares(first[groups.starts])).sum()),
+    )
+    return layout, tiles, bits
 
 
 def _hit_shares(boxes: Any, space_box: Any) -> Any:
     """Return the share of points that hit each posting, but for the width of a slab, if they may be anywhere."""
     extent = np.maximum(space_box[2:] - space_box[:2], 1e-300)
     return np.clip((boxes[:, 2:] - boxes[:, :2]) / extent + 1 / N_SLABS, 0, 1).prod(axis=1)
+
+
+# --- scored subscriptions
+
+
+def _scored_part(
+    s: SubscriptionColumns, slots: Any, statistics: Statistics, weights: Any, space_box: Any, space: Space
+) -> tuple[dict[str, Any], _Layout]:
+    """Return the arrays of a segment that scored subscriptions need, but for groups and runs."""
+    is_geographic = isinstance(space, Geographic)
+    shares = np.minimum(statistics.frequencies / max(statistics.n_messages, 1), 1.0)
+    terms = (s, slots, shares, weights, is_geographic, space.max_dist, space_box)
+    n = scored_postings(*terms, _room_for_scored(0))
+    first, second, lines, posting_slots, scored = columns = _room_for_scored(n)
+    if n:
+        scored_postings(*terms, columns)
+    # Balls that reach about as far and lie near each other are neighbours.
+    radii = np.clip(lines[:, 0] + USUAL_UNIT * lines[:, 1], 0, space.max_dist)
+    order = _sorted_order(first, second, _curve(np.stack([scored["x"], scored["y"]], axis=1), radii, space_box))
+    first, second, scored = first[order], second[order], scored[order]
+    balls, summaries = laid_out(scored, lines[order], is_geographic, space.max_dist, space_box)
+    arrays = {"balls": balls, "summaries": summaries, "scored": scored, "scored_slots": posting_slots[order]}
+    return arrays, _scored_layout(first, second, statistics)
+
+
+def _room_for_scored(n: int) -> tuple[Any, ...]:
+    words = np.empty((2, n), np.int32)
+    return words[0], words[1], np.empty((n, 2)), np.empty(n, np.int32), np.empty(n, SCORED)
+
+
+def _scored_layout(first: Any, second: Any, statistics: Statistics) -> _Layout:
+    """Return the groups of sorted scored postings; those that have second words are split by them."""
+    groups, runs, group_of_run = _groups_and_runs(first, second)
+    n_runs = np.bincount(group_of_run, minlength=groups.starts.size)
+    is_split = (n_runs > 1) | (second[groups.starts] != NO_WORD)
+    is_kept = is_split[group_of_run]
+    run_of_group = np.concatenate([[0], np.cumsum(n_runs * is_split)])
+    read = runs.sizes * statistics.shares(second[runs.starts]) * statistics.shares(first[runs.starts])
+    return _Layout(
+        keys=first[groups.starts],
+        kinds=np.where(is_split, KEYWORD_NODE, LEAF_NODE),
+        starts=np.where(is_split, run_of_group[:-1], groups.starts),
+        stops=np.where(is_split, run_of_group[1:], groups.ends),
+        runs=_runs(runs, second, is_kept),
+        expected_read=float(read.sum()),
+    )
+
+
+# --- in words
 
 
 def described(segments: Sequence[Segment], n_slots: int) -> Iterator[str]:
@@ -356,7 +439,7 @@ def described(segments: Sequence[Segment], n_slots: int) -> Iterator[str]:
         n_pairs += int((~is_group).sum())
         n_tiles += int(((runs["tile"] >= 0) & ~is_group).sum())
         n_levels += int(sizes[~is_group].sum() + sizes[runs["tile"] >= 0].sum())
-        n_postings += segment.postings.size
+        n_postings += segment.postings.size + segment.scored.size
         n_bytes += sum(array.nbytes for array in segment)
     yield (
         f"{sum(n_groups.values()):,} first words: {n_groups[LEAF_NODE]:,} leaves, "

@@ -1,10 +1,10 @@
-"""Breaking subscriptions into postings, and laying out the bits of a run that is split by space.
+"""Breaking boolean subscriptions into postings, and laying out the bits of a run that is split by space.
 
 s, slots         SubscriptionColumns, and the slots that are wanted
 box_offsets      int64 (n, 2), one row for each of `slots`: from which to which box of the cover
 is_tight         bool, likewise: whether the cover is the region itself
 frequencies      by token id: in how many messages it occurs
-segment          the named tuple of index/segment.py, in whose terms this file speaks
+runs, tiles, bits   of the named tuple of index/segment.py, in whose terms this file speaks
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 
 from nearcast.jit import kernel
-from nearcast.kernels.scored import NO_WORD, SCORED
-from nearcast.kernels.verify import BOOLEAN
+from nearcast.kernels.scored import NO_WORD
 
 STAR = -1
+# The groups of scored postings are in the same table, under keys from here on.
+FIRST_SCORED_KEY = 1 << 30
 EMPTY, LEAF_NODE, KEYWORD_NODE, SPACE_NODE = 0, 1, 2, 3
 N_SLABS = 64
 MAX_PLAIN_WORDS = 16
 # Boxes are rounded outward to a grid of so many steps across the space.
 GRID = 1 << 16
-# What is left to ask when the box and all words of a posting are hit: the exact test, the words of other clauses, or
-# the score, of which a SCORED knows all there is to know.
-IS_OPEN, HAS_MORE_TO_CHECK, IS_SCORED, IS_TOPK, IS_NEAREST = 1, 2, 4, 8, 16
+# What is left to ask when the box and all words of a posting are hit: the exact test, or the words of other clauses.
+IS_OPEN, HAS_MORE_TO_CHECK = 1, 2
 
 # What is read of every posting, four to a cache line: its box, its second word, and its subscription; the slot is
 # turned over (~slot) if there is more to ask.
@@ -33,8 +33,7 @@ POSTING = np.dtype(
     [(side, np.uint16) for side in ("west", "south", "east", "north")] + [("word", np.int32), ("slot", np.int32)]
 )
 # What more there is to ask: the other words of the clause, kept in order of the postings, since looking them up by
-# slot would miss the cache; the place of the clause in its subscription; and flags. Where a posting is scored, the
-# place of its SCORED stands for the other words.
+# slot would miss the cache; the place of the clause in its subscription; and flags.
 DETAIL = np.dtype(
     [("other_words", np.uint32), *((name, np.uint8) for name in ("n_other_words", "clause", "flags", "unused"))]
 )
@@ -107,23 +106,20 @@ def slab_of(value: float, low: float, high: float, n_slabs: int) -> int:
 
 
 @kernel
-def filled(s: Any, rows: Any, boxes: Any, scored: Any, space_box: Any) -> Any:
-    """Return sorted postings as POSTING and DETAIL, their other words, and their SCORED in the same order.
+def filled(s: Any, rows: Any, boxes: Any, space_box: Any) -> Any:
+    """Return sorted postings as POSTING and DETAIL, and their other words.
 
-    rows     first words, second words, slots, clauses, flags, places in `scored`
+    rows     first words, second words, slots, clauses, flags
     boxes    within the space
     """
-    first, second, slots, clauses, flags, scored_places = rows
+    first, second, slots, clauses, flags = rows
     n_words = 0
     for i in range(slots.size):
-        if s.kinds[slots[i]] == BOOLEAN:
-            clause = s.clause_offsets[slots[i]] + clauses[i]
-            n_words += max(0, s.required_offsets[clause + 1] - s.required_offsets[clause] - 2)
+        clause = s.clause_offsets[slots[i]] + clauses[i]
+        n_words += max(0, s.required_offsets[clause + 1] - s.required_offsets[clause] - 2)
     postings = np.empty(slots.size, POSTING)
     details = np.empty(slots.size, DETAIL)
     words = np.empty(n_words, np.int32)
-    sorted_scored = np.empty(scored.size, SCORED)
-    n_scored = 0
     end = 0
     for i in range(slots.size):
         posting = postings[i]
@@ -139,21 +135,16 @@ def filled(s: Any, rows: Any, boxes: Any, scored: Any, space_box: Any) -> Any:
         detail["flags"] = flags[i]
         detail["unused"] = 0
         n_others = 0
-        if s.kinds[slot] == BOOLEAN:
-            clause = s.clause_offsets[slot] + clauses[i]
-            for j in range(s.required_offsets[clause], s.required_offsets[clause + 1]):
-                word = s.required_ids[j]
-                if word != first[i] and word != second[i]:
-                    words[end + n_others] = word
-                    n_others += 1
-        elif flags[i] & IS_SCORED:
-            detail["other_words"] = n_scored
-            sorted_scored[n_scored] = scored[scored_places[i]]
-            n_scored += 1
+        clause = s.clause_offsets[slot] + clauses[i]
+        for j in range(s.required_offsets[clause], s.required_offsets[clause + 1]):
+            word = s.required_ids[j]
+            if word != first[i] and word != second[i]:
+                words[end + n_others] = word
+                n_others += 1
         detail["n_other_words"] = n_others
         end += n_others
         posting["slot"] = ~slot if n_others > 0 or flags[i] != 0 else slot
-    return postings, details, words, sorted_scored
+    return postings, details, words
 
 
 @kernel
@@ -169,12 +160,12 @@ def sums_of(n_words: Any) -> Any:
 
 
 @kernel
-def set_bits(segment: Any, boxes: Any) -> None:
+def set_bits(runs: Any, tiles: Any, bits: Any, boxes: Any) -> None:
     """Fill the boxes and bits of all runs that are split by space; `boxes` are those of the postings."""
-    for run in segment.runs:
+    for run in runs:
         if run["tile"] < 0:
             continue
-        tile = segment.tiles[run["tile"]]
+        tile = tiles[run["tile"]]
         start = np.int64(run["start"])
         stop = np.int64(run["stop"])
         n_words = words_of(stop - start)
@@ -198,8 +189,8 @@ def set_bits(segment: Any, boxes: Any) -> None:
                 for slab in range(first_slab, last_slab + 1):
                     row = base + slab * (n_sums + n_words)
                     if n_sums > 0:
-                        segment.bits[row + (word >> 6)] |= sum_bit
-                    segment.bits[row + n_sums + word] |= bit
+                        bits[row + (word >> 6)] |= sum_bit
+                    bits[row + n_sums + word] |= bit
 
 
 @kernel

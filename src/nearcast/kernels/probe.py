@@ -21,14 +21,13 @@ import numpy as np
 
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD
 from nearcast.jit import kernel, lowest_bit, prefetch
+from nearcast.kernels.balls import BLOCK, balls_with, coordinates
 from nearcast.kernels.postings import (
     EMPTY,
+    FIRST_SCORED_KEY,
     GRID,
     HAS_MORE_TO_CHECK,
-    IS_NEAREST,
     IS_OPEN,
-    IS_SCORED,
-    IS_TOPK,
     LEAF_NODE,
     N_SLABS,
     STAR,
@@ -48,13 +47,12 @@ from nearcast.kernels.scored import (
     weights_of_pair,
 )
 from nearcast.kernels.sorting import BLOCK_SIZE, MAX_BLOCK_ROWS, sort_candidates, sort_with_numbers
+from nearcast.kernels.verify import NEAREST, TOPK
 from nearcast.scoring.spatial import SLACK, blend, spatial_similarity
 from nearcast.scoring.textual import WEIGHTED_JACCARD, set_similarity
 from nearcast.space.distance import distance
 from nearcast.text.scan import grown
 
-# What lies in memory is asked for so many candidates ahead.
-LOOK_AHEAD = 8
 # So few runs are looked at one by one.
 MAX_STEPS = 16
 
@@ -139,66 +137,117 @@ def hits_in_word(word: Any, place: int, hits: Any, n_hits: int) -> int:
 
 
 @kernel
-def hits_of_message(segment: Any, tokens: Any, x: float, y: float, has_word: Any, hits: Any) -> Any:
-    """Return the postings to read for a message: their number, and the buffer `hits`, maybe grown.
+def spans_of_message(groups: Any, runs: Any, tokens: Any, first_key: int, has_word: Any, spans: Any) -> Any:
+    """Return which postings a message has the words of: their number of spans, and the buffer with them, maybe grown.
 
-    Each is asked for ahead of its time: most of what a probe costs is waiting for memory.
+    A span: from which posting to which, its tile or -1, and the place of the word in `tokens`, -1 for STAR. The groups
+    looked at are those of boolean postings, or of scored ones, as `first_key` says.
     """
-    # Local names: reading a field of a named tuple costs a reference count each time.
-    groups = segment.groups
-    runs = segment.runs
-    tiles = segment.tiles
-    bits = segment.bits
-    postings = segment.postings
-    n_hits = 0
+    n_spans = 0
     for i in range(-1, tokens.size):
-        group = groups[group_of(groups, STAR if i < 0 else tokens[i])]
+        group = groups[group_of(groups, first_key + (STAR if i < 0 else tokens[i]))]
         if group["kind"] == EMPTY:
             continue
         run = np.int64(group["start"])
         stop = np.int64(group["stop"])
-        is_split = group["kind"] != LEAF_NODE
+        if group["kind"] == LEAF_NODE:
+            n_spans, spans = with_span(spans, n_spans, run, stop, -1, i)
+            continue
         next_word = 0
         while run < stop:
-            tile = -1
-            if is_split:
-                # Go on to the next run whose word the message has.
-                word = runs[run]["word"]
-                if not has_word[word]:
-                    if stop - run < MAX_STEPS:
-                        run += 1
-                        continue
-                    while next_word < tokens.size and tokens[next_word] < word:
-                        next_word += 1
-                    if next_word == tokens.size:
-                        break
-                    run = run_of_word(runs, run, stop, tokens[next_word])
-                    continue
-                from_posting = np.int64(runs[run]["start"])
-                to_posting = np.int64(runs[run]["stop"])
-                tile = runs[run]["tile"]
+            # Go on to the next run whose word the message has.
+            word = runs[run]["word"]
+            if has_word[word]:
+                n_spans, spans = with_span(spans, n_spans, runs[run]["start"], runs[run]["stop"], runs[run]["tile"], i)
+                run += 1
+            elif stop - run < MAX_STEPS:
                 run += 1
             else:
-                from_posting = run
-                to_posting = stop
-                run = stop
-            if n_hits + to_posting - from_posting + 64 > hits.size:
-                room = np.empty(2 * (n_hits + to_posting - from_posting + 64), np.int64)
-                room[:n_hits] = hits[:n_hits]
-                hits = room
-            if tile < 0:
-                for posting in range(from_posting, to_posting):
-                    prefetch(postings, posting)
-                    hits[n_hits] = posting
-                    n_hits += 1
-            else:
-                n_words = words_of(to_posting - from_posting)
-                n_new = hits_in_tile(tiles[tile], bits, n_words, x, y, hits[n_hits:])
-                for j in range(n_hits, n_hits + n_new):
-                    hits[j] += from_posting
-                    prefetch(postings, hits[j])
-                n_hits += n_new
+                while next_word < tokens.size and tokens[next_word] < word:
+                    next_word += 1
+                if next_word == tokens.size:
+                    break
+                run = run_of_word(runs, run, stop, tokens[next_word])
+    return n_spans, spans
+
+
+@kernel
+def with_span(spans: Any, n_spans: int, start: Any, stop: Any, tile: Any, place: int) -> Any:
+    """Append a span; return their number, and the buffer, maybe grown."""
+    if n_spans == len(spans):
+        more = np.empty((2 * n_spans, 4), np.int64)
+        more[:n_spans] = spans
+        spans = more
+    spans[n_spans, 0] = start
+    spans[n_spans, 1] = stop
+    spans[n_spans, 2] = tile
+    spans[n_spans, 3] = place
+    return n_spans + 1, spans
+
+
+@kernel
+def roomy(hits: Any, n_hits: int, n_more: int) -> Any:
+    """Return `hits` with room for so many more."""
+    if n_hits + n_more <= hits.size:
+        return hits
+    more = np.empty(2 * (n_hits + n_more), np.int64)
+    more[:n_hits] = hits[:n_hits]
+    return more
+
+
+@kernel
+def hits_in_spans(segment: Any, spans: Any, x: float, y: float, hits: Any) -> Any:
+    """Return the boolean postings to read for a message: their number, and the buffer `hits`, maybe grown.
+
+    Each is asked for ahead of its time: most of what a probe costs is waiting for memory.
+    """
+    # Local names: reading a field of a named tuple costs a reference count each time.
+    tiles = segment.tiles
+    bits = segment.bits
+    postings = segment.postings
+    n_hits = 0
+    for i in range(len(spans)):
+        start = spans[i, 0]
+        stop = spans[i, 1]
+        tile = spans[i, 2]
+        hits = roomy(hits, n_hits, stop - start + 64)
+        if tile < 0:
+            for posting in range(start, stop):
+                prefetch(postings, posting)
+                hits[n_hits] = posting
+                n_hits += 1
+        else:
+            n_new = hits_in_tile(tiles[tile], bits, words_of(stop - start), x, y, hits[n_hits:])
+            for j in range(n_hits, n_hits + n_new):
+                hits[j] += start
+                prefetch(postings, hits[j])
+            n_hits += n_new
     return n_hits, hits
+
+
+@kernel
+def balls_in_spans(segment: Any, spans: Any, tokens: Any, units: Any, point: Any, max_dist: float, hits: Any) -> Any:
+    """Return the scored postings in whose balls a message lies: their number, and the buffer `hits`, maybe grown.
+
+    And how many were compared. `units` are by token, those of the message.
+    """
+    balls = segment.balls
+    summaries = segment.summaries
+    records = segment.scored
+    is_in = np.empty(BLOCK, np.bool_)
+    n_hits = 0
+    n_compared = 0
+    for i in range(len(spans)):
+        start = spans[i, 0]
+        stop = spans[i, 1]
+        place = spans[i, 3]
+        unit = np.float32(units[tokens[place]] if place >= 0 else 0.0)
+        hits = roomy(hits, n_hits, stop - start)
+        n_hits, n_more = balls_with(
+            balls, summaries, records, start, stop, point, unit, np.float32(max_dist), is_in, hits, n_hits
+        )
+        n_compared += n_more
+    return n_hits, hits, n_compared
 
 
 @kernel
@@ -213,6 +262,18 @@ def count_words(token_offsets: Any, token_ids: Any, counts: Any) -> None:
     """Add to `counts`, by token id, how many messages have each word."""
     for i in range(token_offsets[0], token_offsets[-1]):
         counts[token_ids[i]] += 1
+
+
+@kernel
+def with_room(found: Any, numbers: Any, n_found: int, n_more: int, has_scored: bool) -> Any:
+    """Return both buffers with room for so many more candidates."""
+    while n_found + n_more > found.size:
+        found = grown(found)
+        if has_scored:
+            more = np.empty((found.size, 2), np.float64)
+            more[:n_found] = numbers[:n_found]
+            numbers = more
+    return found, numbers
 
 
 @kernel
@@ -231,10 +292,14 @@ def probe(
     max_dist: float,
 ) -> Any:
     """Return the candidates of the messages: their number, the buffers with them, how many postings were read."""
+    groups = segment.groups
+    runs = segment.runs
     postings = segment.postings
     details = segment.details
     other_words = segment.other_words
     scored = segment.scored
+    scored_slots = segment.scored_slots
+    has_boolean = postings.size > 0
     has_scored = scored.size > 0
     s_token_offsets = s.token_offsets
     s_token_ids = s.token_ids
@@ -247,6 +312,7 @@ def probe(
     token_weights = messages.token_weights
     token_units = messages.token_units
     hits = np.empty(1024, np.int64)
+    spans = np.empty((64, 4), np.int64)
     spare = np.empty(BLOCK_SIZE, np.int64)
     if has_scored and numbers.shape[0] < found.size:
         numbers = np.empty((found.size, 2), np.float64)
@@ -260,100 +326,38 @@ def probe(
         x = messages.x[row]
         y = messages.y[row]
         mark(has_word, tokens, True)
-        if has_scored:
-            for i in range(tokens.size):
-                weights[tokens[i]] = token_weights[token_offsets[row] + i]
-                units[tokens[i]] = token_units[token_offsets[row] + i]
-        n_hits, hits = hits_of_message(segment, tokens, x, y, has_word, hits)
-        n_read += n_hits
-        across = slab_of(x, space_box[0], space_box[2], GRID)
-        up = slab_of(y, space_box[1], space_box[3], GRID)
-        # Whether a box holds the point is a toss-up, so no branch hangs on it.
         n_inside = 0
-        for i in range(n_hits):
-            hit = hits[i]
-            posting = postings[hit]
-            hits[n_inside] = hit
-            n_inside += (
-                (posting["west"] <= across)
-                & (posting["south"] <= up)
-                & (posting["east"] >= across)
-                & (posting["north"] >= up)
-                & has_word[posting["word"]]
-            )
-        # Here, since a buffer that may change among the candidates is counted as used with each of them.
-        while n_found + n_inside > found.size:
-            found = grown(found)
-            if has_scored:
-                more = np.empty((found.size, 2), np.float64)
-                more[:n_found] = numbers[:n_found]
-                numbers = more
+        if has_boolean:
+            n_spans, spans = spans_of_message(groups, runs, tokens, 0, has_word, spans)
+            n_hits, hits = hits_in_spans(segment, spans[:n_spans], x, y, hits)
+            n_read += n_hits
+            across = slab_of(x, space_box[0], space_box[2], GRID)
+            up = slab_of(y, space_box[1], space_box[3], GRID)
+            # Whether a box holds the point is a toss-up, so no branch hangs on it.
+            for i in range(n_hits):
+                hit = hits[i]
+                posting = postings[hit]
+                hits[n_inside] = hit
+                n_inside += (
+                    (posting["west"] <= across)
+                    & (posting["south"] <= up)
+                    & (posting["east"] >= across)
+                    & (posting["north"] >= up)
+                    & has_word[posting["word"]]
+                )
+            # Here, since a buffer that may change among the candidates is counted as used with each of them.
+            found, numbers = with_room(found, numbers, n_found, n_inside, has_scored)
         for i in range(n_inside):
             hit = hits[i]
-            if has_scored and i + 2 * LOOK_AHEAD < n_inside:
-                prefetch(details, hits[i + 2 * LOOK_AHEAD])
-                prefetch(scored, details[hits[i + LOOK_AHEAD]]["other_words"])
             posting = postings[hit]
             slot = np.int64(posting["slot"])
             flags = 0
-            score = np.nan
-            away = np.nan
             if slot < 0:
                 slot = ~slot
                 detail = details[hit]
                 flags = detail["flags"]
                 first_other = np.int64(detail["other_words"])
                 is_true = True
-                if flags & IS_SCORED:
-                    # What the record alone can tell comes first: columns are far away.
-                    record = scored[first_other]
-                    is_topk = flags & IS_TOPK != 0
-                    is_nearest = flags & IS_NEAREST != 0
-                    weight = record["blend_weight"]
-                    least = record["threshold"]
-                    away = distance(is_geographic, record["x"], record["y"], x, y)
-                    near = spatial_similarity(away, max_dist)
-                    alike = 0.0
-                    if is_nearest and -away < least:
-                        continue
-                    # A cosine may be above 1 by its rounding.
-                    if is_topk and blend(weight, near, 1.0 + SLACK) < least:
-                        continue
-                    if record["is_short"]:
-                        first, following, count = shared_of_kept(record, has_word)
-                        if not is_first_here(record, first, following):
-                            continue
-                        if is_topk:
-                            alike = cosine_of_kept(record, first, count, weights, units)
-                        elif not is_nearest:
-                            alike = overlap_of_kept(record, first, count, weights)
-                    elif is_topk or is_nearest:
-                        first, following, alike = shared_cosine(
-                            s_token_offsets, s_token_ids, s_token_weights, slot, has_word, units
-                        )
-                        if first == NONE or not is_first_here(record, first, following):
-                            continue
-                    else:
-                        first, following, count, shared, whole = shared_words(
-                            s_token_offsets, s_token_ids, s_token_weights, slot, has_word
-                        )
-                        if not is_first_here(record, first, following):
-                            continue
-                        code = similarities[slot]
-                        if code == WEIGHTED_JACCARD:
-                            # Handing over all columns costs more than the rest, so it is the last resort.
-                            shared, whole = weights_of_pair(s, messages, slot, row)
-                        n_words = s_token_offsets[slot + 1] - s_token_offsets[slot]
-                        alike = set_similarity(code, count, n_words, tokens.size, shared, whole)
-                    if not is_nearest:
-                        score = blend(weight, near, alike) if is_topk else blend(weight, alike, near)
-                        if score < least:
-                            continue
-                    # What was posted for another floor has been posted anew since.
-                    if is_topk and least != s_numbers[slot, THRESHOLD]:
-                        continue
-                    if is_nearest and (least != s_numbers[slot, BLEND_WEIGHT] or -away < s_numbers[slot, THRESHOLD]):
-                        continue
                 for place in range(first_other, first_other + detail["n_other_words"]):
                     is_true = is_true and has_word[other_words[place]]
                 if flags & HAS_MORE_TO_CHECK and is_true:
@@ -369,11 +373,79 @@ def probe(
                 & (posting["east"] > across)
                 & (posting["north"] > up)
                 & (flags & IS_OPEN == 0)
-            ) | (flags & IS_SCORED != 0)
+            )
             found[n_found] = (row << 32) | (slot << 1) | (1 - is_sure)
             if has_scored:
-                numbers[n_found, 0] = score
-                numbers[n_found, 1] = away
+                numbers[n_found, 0] = np.nan
+                numbers[n_found, 1] = np.nan
+            n_found += 1
+        n_hits = 0
+        if has_scored:
+            for i in range(tokens.size):
+                weights[tokens[i]] = token_weights[token_offsets[row] + i]
+                units[tokens[i]] = token_units[token_offsets[row] + i]
+            n_spans, spans = spans_of_message(groups, runs, tokens, FIRST_SCORED_KEY, has_word, spans)
+            point = coordinates(is_geographic, x, y, space_box)
+            n_hits, hits, n_compared = balls_in_spans(segment, spans[:n_spans], tokens, units, point, max_dist, hits)
+            n_read += n_compared
+            found, numbers = with_room(found, numbers, n_found, n_hits, has_scored)
+        for i in range(n_hits):
+            record = scored[hits[i]]
+            slot = np.int64(scored_slots[hits[i]])
+            is_topk = record["kind"] == TOPK
+            is_nearest = record["kind"] == NEAREST
+            weight = record["blend_weight"]
+            least = record["threshold"]
+            away = distance(is_geographic, record["x"], record["y"], x, y)
+            near = spatial_similarity(away, max_dist)
+            alike = 0.0
+            if is_nearest and -away < least:
+                continue
+            # A cosine may be above 1 by its rounding.
+            if is_topk and blend(weight, near, 1.0 + SLACK) < least:
+                continue
+            # What the record alone can tell comes first: columns are far away.
+            if record["whole"] != 0.0:
+                first, following, count = shared_of_kept(record, has_word)
+                if not is_first_here(record, first, following):
+                    continue
+                if is_topk:
+                    alike = cosine_of_kept(record, first, count, weights, units)
+                elif not is_nearest:
+                    alike = overlap_of_kept(record, first, count, weights)
+            elif is_topk or is_nearest:
+                first, following, alike = shared_cosine(
+                    s_token_offsets, s_token_ids, s_token_weights, slot, has_word, units
+                )
+                if first == NONE or not is_first_here(record, first, following):
+                    continue
+            else:
+                first, following, count, shared, whole = shared_words(
+                    s_token_offsets, s_token_ids, s_token_weights, slot, has_word
+                )
+                if not is_first_here(record, first, following):
+                    continue
+                code = similarities[slot]
+                if code == WEIGHTED_JACCARD:
+                    # Handing over all columns costs more than the rest, so it is the last resort.
+                    shared, whole = weights_of_pair(s, messages, slot, row)
+                n_words = s_token_offsets[slot + 1] - s_token_offsets[slot]
+                alike = set_similarity(code, count, n_words, tokens.size, shared, whole)
+            score = np.nan
+            if not is_nearest:
+                score = blend(weight, near, alike) if is_topk else blend(weight, alike, near)
+                if score < least:
+                    continue
+            # What was posted for another floor has been posted anew since.
+            if is_topk and least != s_numbers[slot, THRESHOLD]:
+                continue
+            if is_nearest and (least != s_numbers[slot, BLEND_WEIGHT] or -away < s_numbers[slot, THRESHOLD]):
+                continue
+            if has_dead and not is_alive[slot]:
+                continue
+            found[n_found] = (row << 32) | (slot << 1)
+            numbers[n_found, 0] = score
+            numbers[n_found, 1] = away
             n_found += 1
         mark(has_word, tokens, False)
         if has_scored:

@@ -16,8 +16,8 @@ ids fall as weights rise, so this is the heaviest first, but any order would do.
     NONE           it shares no word (the dummy token `*`)
     EVERY          any message, of a subscription with too many words
 
-Each has a circle, from the best similarity of words that such a message can have. Bounds are taken with a little
-slack, so that rounding loses nothing; the score itself is exact.
+Each has a ball, from the best similarity of words that such a message can have. Bounds are taken with a little slack,
+so that rounding loses nothing; the score itself is exact.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ from nearcast.scoring.spatial import reach
 from nearcast.scoring.textual import (
     OVERLAP,
     WEIGHTED_OVERLAP,
-    set_similarity,
     shared_and_union_weight,
     text_upper_bound,
-    total,
 )
 from nearcast.space.covers import circle_box
 
@@ -50,16 +48,21 @@ MAX_PAIRED_WORDS = 8
 MAX_WORDS = 1 << 14
 # A further posting must save this share of messages from being looked at.
 PRICE_OF_A_POSTING = 2e-6
+# What a word that is shared mostly weighs in the unit vector of a message.
+USUAL_UNIT = 0.4
+# Of a score, for the lines of top-k subscriptions: far above the rounding of float32, in which they are kept. A smaller
+# spatial weight would make them too steep for that.
+LINE_SLACK = 4e-6
+MIN_SPATIAL_WEIGHT = 1e-4
 
 MAX_KEPT_WORDS = 5
 # A cache line. `words` are those of the subscription, NEVER behind them. `whole` is what the weight of a shared word is
 # divided by: the weight of all, for a top-k subscription the length of its vector; where words only count, it is their
-# number below zero. `is_short` says that this is all one must know of the words: they are not too many, each has the
-# weight that it has in a message, and the similarity does not hang on the message as a whole. `threshold` is what it
-# was posted for.
+# number below zero. It is 0 where this is not all one must know of the words: they are too many, one has not the weight
+# that it has in a message, or the similarity hangs on the message as a whole. `threshold` is what it was posted for.
 SCORED = np.dtype(
     [(name, np.float64) for name in ("x", "y", "blend_weight", "threshold", "whole")]
-    + [("words", np.int32, (MAX_KEPT_WORDS,)), ("rank", np.int16), ("next", np.int8), ("is_short", np.int8)]
+    + [("words", np.int32, (MAX_KEPT_WORDS,)), ("rank", np.int16), ("next", np.int8), ("kind", np.int8)]
 )
 
 
@@ -106,6 +109,43 @@ def box_share(is_geographic: bool, x: float, y: float, radius: float, space_box:
 
 
 @kernel
+def line_of(s: Any, slot: int, rank: int, following: int, max_dist: float) -> Any:
+    """Return how near a message must be that a posting proposes, as the line of kernels/balls.py; -1, 0 for never."""
+    if rank == EVERY:
+        return np.inf, 0.0
+    start = s.token_offsets[slot]
+    own = 0.0 if rank == NONE else s.token_weights[start + rank]
+    # As other words a message may share those of these ranks.
+    n_rest = max(rank, 0) if following == ANY else following + 1
+    rest = weight_up_to(s, slot, n_rest - 1)
+    if s.kinds[slot] != TOPK:
+        return radius_of(s, slot, own + rest, n_rest + (rank != NONE), max_dist), 0.0
+    radius = radius_of(s, slot, own * own + rest, n_rest + 1, max_dist)
+    if radius < 0.0:
+        return radius, 0.0
+    # The cosine is at most `own * unit` and the length of the rest.
+    spatial_weight = s.numbers[slot, BLEND_WEIGHT]
+    text_weight = 1.0 - spatial_weight
+    missing = s.numbers[slot, THRESHOLD] - LINE_SLACK - text_weight * math.sqrt(rest)
+    scale = max_dist / max(spatial_weight, MIN_SPATIAL_WEIGHT)
+    least = max_dist - missing * scale
+    slope = text_weight * own * scale
+    return np.inf if slope == 0.0 and least >= max_dist else least, slope
+
+
+@kernel
+def usual_share(
+    s: Any, slot: int, rank: int, following: int, is_geographic: bool, max_dist: float, space_box: Any
+) -> float:
+    """Return the share of the space in which a posting proposes a message of the usual kind, 0 for never."""
+    least, slope = line_of(s, slot, rank, following, max_dist)
+    radius = least + slope * USUAL_UNIT
+    if radius >= max_dist:
+        radius = np.inf
+    return box_share(is_geographic, s.numbers[slot, X], s.numbers[slot, Y], radius, space_box)
+
+
+@kernel
 def pays_in_pairs(
     s: Any, slot: int, rank: int, shares: Any, is_geographic: bool, max_dist: float, space_box: Any
 ) -> bool:
@@ -113,18 +153,13 @@ def pays_in_pairs(
     start = s.token_offsets[slot]
     if rank < 1 or s.kinds[slot] == NEAREST or s.token_offsets[slot + 1] - start > MAX_PAIRED_WORDS:
         return False
-    x = s.numbers[slot, X]
-    y = s.numbers[slot, Y]
-    rest = weight_up_to(s, slot, rank - 1)
-    weight = weight_up_to(s, slot, rank) - rest
-    any_share = box_share(is_geographic, x, y, radius_of(s, slot, weight + rest, rank + 1, max_dist), space_box)
-    share = box_share(is_geographic, x, y, radius_of(s, slot, weight, 1, max_dist), space_box)
-    n_more = -1 if share == 0.0 else 0
+    any_share = usual_share(s, slot, rank, ANY, is_geographic, max_dist, space_box)
+    share = usual_share(s, slot, rank, ALONE, is_geographic, max_dist, space_box)
+    n_more = 0
     for other in range(rank - 1, -1, -1):
-        radius = radius_of(s, slot, weight + weight_up_to(s, slot, other), other + 2, max_dist)
-        if radius >= 0.0:
-            n_more += 1
-            share += shares[s.token_ids[start + other]] * box_share(is_geographic, x, y, radius, space_box)
+        pair_share = usual_share(s, slot, rank, other, is_geographic, max_dist, space_box)
+        n_more += pair_share > 0.0
+        share += shares[s.token_ids[start + other]] * pair_share
     return (any_share - share) * shares[s.token_ids[start + rank]] > PRICE_OF_A_POSTING * n_more
 
 
@@ -134,27 +169,23 @@ def scored_postings(
 ) -> int:
     """Fill in the postings of scored subscriptions; return their number, and only that if there is no room.
 
-    columns   first words, second words, boxes, slots, SCORED
+    columns   first words, second words, lines, slots, SCORED
     """
     end = 0
     for slot in slots:
         n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
         whole = whole_of(s, slot, weights)
         if n_words > MAX_WORDS:
-            end = with_posting(columns, end, s, slot, EVERY, ANY, np.inf, whole, is_geographic)
+            end = with_posting(columns, end, s, slot, EVERY, ANY, whole, max_dist)
             continue
         # Only a similarity can be reached without a word.
         last = NONE if s.kinds[slot] == SIMILAR else 0
         for rank in range(n_words - 1, last - 1, -1):
-            bound = weight_up_to(s, slot, rank)
             if not pays_in_pairs(s, slot, rank, shares, is_geographic, max_dist, space_box):
-                radius = radius_of(s, slot, bound, rank + 1, max_dist)
-                end = with_posting(columns, end, s, slot, rank, ANY, radius, whole, is_geographic)
+                end = with_posting(columns, end, s, slot, rank, ANY, whole, max_dist)
                 continue
-            own = bound - weight_up_to(s, slot, rank - 1)
             for following in range(rank - 1, ALONE - 1, -1):
-                radius = radius_of(s, slot, own + weight_up_to(s, slot, following), following + 2, max_dist)
-                end = with_posting(columns, end, s, slot, rank, following, radius, whole, is_geographic)
+                end = with_posting(columns, end, s, slot, rank, following, whole, max_dist)
     return end
 
 
@@ -183,46 +214,31 @@ def whole_of(s: Any, slot: int, weights: Any) -> float:
 
 @kernel
 def with_posting(
-    columns: Any,
-    end: int,
-    s: Any,
-    slot: int,
-    rank: int,
-    following: int,
-    radius: float,
-    whole: float,
-    is_geographic: bool,
+    columns: Any, end: int, s: Any, slot: int, rank: int, following: int, whole: float, max_dist: float
 ) -> int:
     """Fill in a posting, unless no message can be near enough; return where the next one goes."""
-    first, second, boxes, posting_slots, scored = columns
-    if radius < 0.0 or first.size == 0:
-        return end + (radius >= 0.0)
-    start = s.token_offsets[slot]
-    tokens = s.token_ids[start : s.token_offsets[slot + 1]]
+    first, second, lines, posting_slots, scored = columns
+    least, slope = line_of(s, slot, rank, following, max_dist)
+    if least + slope < 0.0 or first.size == 0:
+        return end + (least + slope >= 0.0)
+    tokens = s.token_ids[s.token_offsets[slot] : s.token_offsets[slot + 1]]
     numbers = s.numbers[slot]
     first[end] = tokens[rank] if rank >= 0 else NO_WORD
     second[end] = tokens[following] if following >= 0 else NO_WORD
-    west, south, east, north = circle_box(is_geographic, numbers[X], numbers[Y], radius)
-    if is_geographic and (west <= -180.0 or east >= 180.0):
-        # What meets the antimeridian goes on behind it; one box serves both sides.
-        west = -180.0
-        east = 180.0
-    boxes[end, 0] = west
-    boxes[end, 1] = south
-    boxes[end, 2] = east
-    boxes[end, 3] = north
+    lines[end, 0] = least
+    lines[end, 1] = slope
     posting_slots[end] = slot
     record = scored[end]
     record["x"] = numbers[X]
     record["y"] = numbers[Y]
     record["blend_weight"] = numbers[BLEND_WEIGHT]
     record["threshold"] = numbers[BLEND_WEIGHT if s.kinds[slot] == NEAREST else THRESHOLD]
-    record["rank"] = rank
-    record["next"] = following
     record["whole"] = whole
-    record["is_short"] = whole != 0.0
     for i in range(MAX_KEPT_WORDS):
         record["words"][i] = tokens[i] if i < tokens.size else NEVER
+    record["rank"] = rank
+    record["next"] = following
+    record["kind"] = s.kinds[slot]
     return end + 1
 
 

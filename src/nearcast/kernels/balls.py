@@ -1,0 +1,154 @@
+"""Scored postings in space: each is a ball around its subscription, and a message must lie in it.
+
+How far the ball of a top-k posting reaches hangs on the message too: the more weight its word has in the message, the
+better the score can be, and the farther away it may be (Skype, section 5: the message side of the bound). The radius is
+a line `least + slope * unit`, `unit` the weight of the word in the unit vector of the message; for others the slope
+is 0. Where a line reaches `max_dist` the place does not matter any more.
+
+balls      float32 (n_blocks, 5, BLOCK): x, y, z, least and slope of so many postings at a time, for the processor to
+           compare them side by side; filled up with balls that hold no point
+summaries  float32 (n_blocks, 6 + N_UNITS): the box around the centres of a block, and how far its balls reach at most
+           if the unit is one of UNITS. Between two of them the greatest of several lines lies below the chord.
+
+A point has three coordinates: on the Earth those of space, in metres, since a straight line is never longer than the
+way on the surface; in a plane the third is 0. All this is rounded to float32, so radii have some slack; what is found
+is scored exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nearcast.jit import kernel, prefetch
+from nearcast.model import EARTH_RADIUS
+
+BLOCK_BITS = 6
+BLOCK = 1 << BLOCK_BITS
+N_UNITS = 5
+# Of a radius, and of the extent of the space; far above the rounding of float32.
+BALL_SLACK = 1e-6
+FAR = 1e30
+
+
+@kernel
+def coordinates(is_geographic: bool, x: float, y: float, space_box: Any) -> Any:
+    """Return the coordinates of a point."""
+    if is_geographic:
+        lon = math.radians(x)
+        lat = math.radians(y)
+        across = EARTH_RADIUS * math.cos(lat)
+        return (
+            np.float32(across * math.cos(lon)),
+            np.float32(across * math.sin(lon)),
+            np.float32(EARTH_RADIUS * math.sin(lat)),
+        )
+    # Around the middle of the space, where numbers are small.
+    return (
+        np.float32(x - (space_box[0] + space_box[2]) / 2),
+        np.float32(y - (space_box[1] + space_box[3]) / 2),
+        np.float32(0.0),
+    )
+
+
+@kernel
+def laid_out(scored: Any, lines: Any, is_geographic: bool, max_dist: float, space_box: Any) -> Any:
+    """Return balls and summaries of postings in their final order; `lines` has a row for each."""
+    n = scored.size
+    n_blocks = (n + BLOCK - 1) >> BLOCK_BITS
+    balls = np.zeros((n_blocks, 5, BLOCK), np.float32)
+    balls[:, 3, :] = -1.0
+    summaries = np.empty((n_blocks, 6 + N_UNITS), np.float32)
+    extent = EARTH_RADIUS if is_geographic else space_box[2] - space_box[0] + space_box[3] - space_box[1]
+    for block in range(n_blocks):
+        summary = summaries[block]
+        summary[:3] = np.inf
+        summary[3:] = -np.inf
+        for i in range(block << BLOCK_BITS, min(n, (block + 1) << BLOCK_BITS)):
+            ball = balls[block, :, i & (BLOCK - 1)]
+            ball[0], ball[1], ball[2] = coordinates(is_geographic, scored[i]["x"], scored[i]["y"], space_box)
+            least = lines[i, 0]
+            ball[3] = min(FAR, least + BALL_SLACK * (abs(least) + extent))
+            ball[4] = lines[i, 1]
+            for axis in range(3):
+                summary[axis] = min(summary[axis], ball[axis])
+                summary[3 + axis] = max(summary[3 + axis], ball[axis])
+            for unit in range(N_UNITS):
+                reach = ball[3] + ball[4] * np.float32(unit / (N_UNITS - 1))
+                is_anywhere = ball[4] > 0.0 and reach >= max_dist
+                summary[6 + unit] = max(summary[6 + unit], FAR if is_anywhere else reach)
+    return balls, summaries
+
+
+@kernel
+def greatest_reach(summary: Any, unit: Any) -> Any:
+    """Return a radius that no ball of a block exceeds for a word of this weight."""
+    share = unit * np.float32(N_UNITS - 1)
+    place = min(int(share), N_UNITS - 2)
+    share -= np.float32(place)
+    low = summary[6 + place]
+    high = summary[7 + place]
+    # Where one is below zero, so may be the chord.
+    return low + (high - low) * share
+
+
+@kernel
+def is_block_near(summary: Any, x: Any, y: Any, z: Any, unit: Any) -> bool:
+    """Whether a ball of a block may hold a point."""
+    reach = greatest_reach(summary, unit)
+    if reach < 0.0:
+        return False
+    dx = max(summary[0] - x, x - summary[3], np.float32(0.0))
+    dy = max(summary[1] - y, y - summary[4], np.float32(0.0))
+    dz = max(summary[2] - z, z - summary[5], np.float32(0.0))
+    return dx * dx + dy * dy + dz * dz <= reach * reach
+
+
+@kernel
+def balls_with(
+    balls: Any,
+    summaries: Any,
+    records: Any,
+    start: int,
+    stop: int,
+    point: Any,
+    unit: Any,
+    max_dist: Any,
+    is_in: Any,
+    hits: Any,
+    n_hits: int,
+) -> Any:
+    """Append to `hits` the balls from `start` to `stop` that hold a point; return how many hits there are then.
+
+    And how many balls were compared. What they will be scored by is asked for ahead of its time.
+    """
+    x, y, z = point
+    n_compared = 0
+    for block in range(start >> BLOCK_BITS, ((stop - 1) >> BLOCK_BITS) + 1):
+        if not is_block_near(summaries[block], x, y, z, unit):
+            continue
+        xs = balls[block, 0]
+        ys = balls[block, 1]
+        zs = balls[block, 2]
+        leasts = balls[block, 3]
+        slopes = balls[block, 4]
+        for i in range(BLOCK):
+            dx = xs[i] - x
+            dy = ys[i] - y
+            dz = zs[i] - z
+            reach = leasts[i] + slopes[i] * unit
+            square = dx * dx + dy * dy + dz * dz
+            is_anywhere = (slopes[i] > np.float32(0.0)) & (reach >= max_dist)
+            is_in[i] = (reach >= np.float32(0.0)) & ((square <= reach * reach) | is_anywhere)
+        base = block << BLOCK_BITS
+        first = max(start, base)
+        last = min(stop, base + BLOCK)
+        n_compared += last - first
+        for i in range(first, last):
+            hits[n_hits] = i
+            if is_in[i - base]:
+                prefetch(records, i)
+                n_hits += 1
+    return n_hits, n_compared
