@@ -48,7 +48,7 @@ from nearcast.kernels.postings import (
     words_of,
 )
 from nearcast.kernels.postings import postings as postings_of
-from nearcast.kernels.scored import NO_WORD, SCORED, USUAL_UNIT, scored_postings
+from nearcast.kernels.scored import NO_WORD, SCORED, USUAL_UNIT, paired_ranks, scored_postings
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic, Space
 from nearcast.space.covers import cover
@@ -385,7 +385,8 @@ def _scored_part(
     """Return the arrays of a segment that scored subscriptions need, but for groups and runs."""
     is_geographic = isinstance(space, Geographic)
     shares = np.minimum(statistics.frequencies / max(statistics.n_messages, 1), 1.0)
-    terms = (s, slots, shares, weights, is_geographic, space.max_dist, space_box)
+    paired = paired_ranks(s, slots, shares, is_geographic, space.max_dist, space_box)
+    terms = (s, slots, paired, weights, space.max_dist)
     n = scored_postings(*terms, _room_for_scored(0))
     first, second, lines, posting_slots, scored = columns = _room_for_scored(n)
     if n:

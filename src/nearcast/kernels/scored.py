@@ -164,15 +164,27 @@ def pays_in_pairs(
 
 
 @kernel
-def scored_postings(
-    s: Any, slots: Any, shares: Any, weights: Any, is_geographic: bool, max_dist: float, space_box: Any, columns: Any
-) -> int:
+def paired_ranks(s: Any, slots: Any, shares: Any, is_geographic: bool, max_dist: float, space_box: Any) -> Any:
+    """Return for each slot which words are posted in pairs: a bit for each rank."""
+    result = np.zeros(slots.size, np.uint8)
+    for i in range(slots.size):
+        n_words = s.token_offsets[slots[i] + 1] - s.token_offsets[slots[i]]
+        for rank in range(min(n_words, MAX_PAIRED_WORDS)):
+            if pays_in_pairs(s, slots[i], rank, shares, is_geographic, max_dist, space_box):
+                result[i] |= np.uint8(1 << rank)
+    return result
+
+
+@kernel
+def scored_postings(s: Any, slots: Any, paired: Any, weights: Any, max_dist: float, columns: Any) -> int:
     """Fill in the postings of scored subscriptions; return their number, and only that if there is no room.
 
+    paired    as `paired_ranks` returned it
     columns   first words, second words, lines, slots, SCORED
     """
     end = 0
-    for slot in slots:
+    for i in range(slots.size):
+        slot = slots[i]
         n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
         whole = whole_of(s, slot, weights)
         if n_words > MAX_WORDS:
@@ -181,7 +193,7 @@ def scored_postings(
         # Only a similarity can be reached without a word.
         last = NONE if s.kinds[slot] == SIMILAR else 0
         for rank in range(n_words - 1, last - 1, -1):
-            if not pays_in_pairs(s, slot, rank, shares, is_geographic, max_dist, space_box):
+            if rank < 0 or rank >= MAX_PAIRED_WORDS or (paired[i] >> rank) & 1 == 0:
                 end = with_posting(columns, end, s, slot, rank, ANY, whole, max_dist)
                 continue
             for following in range(rank - 1, ALONE - 1, -1):
