@@ -324,8 +324,8 @@ class Broker:
                 )
             entries = self._feeds.entries(slot)
         return [
-            Delivery(subscription_id, entry.message, 1, entry.score if kind == TOPK else None, entry.distance)
-            for entry in entries
+            Delivery(subscription_id, entry.message, 1, entry.score if kind == TOPK else None, entry.distance, rank)
+            for rank, entry in enumerate(entries, 1)
         ]
 
     def explain(self, subscription_id: Id, message: Message, *, is_published: bool = False) -> Explanation:
@@ -620,6 +620,7 @@ class Broker:
             result.changes,
             result.scores,
             result.distances,
+            result.ranks,
         )
 
     def _listed(self, result: Outcome) -> list[Delivery]:

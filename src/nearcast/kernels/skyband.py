@@ -202,9 +202,9 @@ def differences(
 ) -> Any:
     """Fill in what changed in the best k of feeds, given those before; return how much it is for each.
 
-    out   row of `rows`, arrival, sign, score; from out_offsets[i] on
+    out   row of `rows`, arrival, sign, score, rank from 1 on (of what left, that before); from out_offsets[i] on
     """
-    out_rows, out_arrivals, out_signs, out_scores = out
+    out_rows, out_arrivals, out_signs, out_scores, out_ranks = out
     counts = np.zeros(rows.size, np.int64)
     for i in range(rows.size):
         feed = feeds[rows[i]]
@@ -225,6 +225,7 @@ def differences(
                 out_arrivals[end] = arrivals[j]
                 out_signs[end] = -1
                 out_scores[end] = scores[j]
+                out_ranks[end] = j - offsets[i] + 1
                 end += 1
         for place in range(start + same, start + size):
             was_there = False
@@ -235,6 +236,7 @@ def differences(
                 out_arrivals[end] = entries[place]["arrival"]
                 out_signs[end] = 1
                 out_scores[end] = entries[place]["score"]
+                out_ranks[end] = place - start + 1
                 end += 1
         counts[i] = end - out_offsets[i]
     return counts

@@ -48,6 +48,7 @@ class Differences(NamedTuple):
     arrivals: Any
     signs: Any
     scores: Any
+    ranks: Any
 
 
 class Buffers:
@@ -130,7 +131,7 @@ class Buffers:
         most = np.diff(before.offsets) + np.minimum(rows["size"], rows["k"])
         starts = np.concatenate([[0], np.cumsum(most, dtype=np.int64)])
         n = int(starts[-1])
-        out = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int8), np.empty(n))
+        out = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int8), np.empty(n), np.empty(n, np.int32))
         counts = differences(self.table, self._entries.values, feeds, *before, starts, out)
         places = _spread(starts[:-1], counts)
         return Differences(*(part[places] for part in out))

@@ -51,6 +51,7 @@ class FeedChanges(NamedTuple):
     signs: Any
     scores: Any
     distances: Any
+    ranks: Any  # from 1 on
     message_ids: Any
 
     @property
@@ -60,7 +61,9 @@ class FeedChanges(NamedTuple):
 
 
 NO_NUMBERS = np.zeros(0, np.int64)
-NO_CHANGES = FeedChanges(NO_NUMBERS, NO_NUMBERS, np.zeros(0, np.int8), np.zeros(0), np.zeros(0), np.zeros(0, object))
+NO_CHANGES = FeedChanges(
+    NO_NUMBERS, NO_NUMBERS, np.zeros(0, np.int8), np.zeros(0), np.zeros(0), np.zeros(0, np.int32), np.zeros(0, object)
+)
 
 
 class Feeds:
@@ -299,7 +302,7 @@ class Feeds:
         """Return what has changed in the results of feeds."""
         if not feeds.size:
             return NO_CHANGES
-        rows, arrivals, signs, scores = self._buffers.differences(feeds, before)
+        rows, arrivals, signs, scores, ranks = self._buffers.differences(feeds, before)
         table = self._buffers.table[feeds[rows]]
         slots = table["slot"].astype(np.int64)
         is_nearest = table["is_nearest"] != 0
@@ -309,6 +312,7 @@ class Feeds:
             signs,
             np.where(is_nearest, np.nan, scores),
             self._distances(slots, arrivals, scores, is_nearest),
+            ranks,
             id_values(self._ids_of(arrivals)),
         )
 
