@@ -69,6 +69,11 @@ class Buffers:
         return self._feeds.values
 
     @property
+    def n_bytes(self) -> int:
+        """How much feeds and entries take, with the room that they have to grow."""
+        return int(self.table.nbytes + self._entries.values.nbytes)
+
+    @property
     def used(self) -> Any:
         """The feeds in use."""
         return np.flatnonzero(self.table["k"] > 0)
