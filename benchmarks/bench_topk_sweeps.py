@@ -17,6 +17,7 @@ from workloads import TOPK_WORKLOADS
 REPORT = Path(__file__).parent / "report" / "topk"
 PANELS = {
     "expiry_us": "expiry (EMP),\nµs a message",
+    "evaluated": "evaluations,\n1,000 expired messages",
     "arrival_us": "arrival (AMP),\nµs a message",
     "entries": "entries of a buffer",
     "candidates": "subscriptions scored,\na message",

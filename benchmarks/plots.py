@@ -58,7 +58,8 @@ def draw_panel(axes: Axes, sweep: dict[str, Any], workload: str, key: str) -> No
     """Draw one quantity of one workload, a line for each index."""
     for name, style in STYLES.items():
         rows = [row for row in sweep["rows"] if (row["workload"], row["index"]) == (workload, name)]
-        rows = [row for row in rows if row[key] is not None]
+        # Where there is nothing, a logarithmic axis has no place for it.
+        rows = [row for row in rows if row[key]]
         if not rows:
             continue
         xs = [row["x"] for row in rows]

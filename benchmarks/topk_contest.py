@@ -33,7 +33,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "igpt": {"index": "igpt"},
 }
 # Table 4, for tweets.
-BUFFERS_OF_THE_PAPER = {"igpt": 35, "kmax": 58, "skyband": 52}
+BUFFERS_OF_THE_PAPER = {OURS: 35, "igpt": 35, "kmax": 58, "skyband": 52}
 # Of an irregular stream: how many messages come in a second, as shares of the mean.
 BURSTS = (0.25, 0.5, 0.75, 1.0, 2.5)
 # What is published at once before the clock starts.
@@ -176,7 +176,7 @@ def figures_of(broker: nc.Broker, tally: Tally, before: Any) -> Figures:
         "expiry_us": spread(tally.expiry)._asdict(),
         "arrival_us": spread(tally.arrival)._asdict(),
         "entries": float(buffers.table["size"].mean()),
-        "evaluated": float(n_evaluated / tally.n_expired),
+        "evaluated": float(1000 * n_evaluated / tally.n_expired),
         "looked_at": float(n_read / tally.n_arrived),
         "candidates": float(n_candidates / tally.n_arrived),
         "bytes": (buffers.n_bytes + index.n_bytes) / len(broker),
