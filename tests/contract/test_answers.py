@@ -209,14 +209,14 @@ class Churn(RuleBasedStateMachine):
 
 
 def test_any_history_gives_the_oracle_answer(options):
-    check_histories(options)
+    # A history is many examples in one; a quarter as many of them is enough.
+    check_histories(options, settings().max_examples // 4)
 
 
 def test_any_history_gives_the_oracle_answer_however_results_are_kept(keeping_options):
-    check_histories(keeping_options)
+    check_histories(keeping_options, settings().max_examples // 10)
 
 
-def check_histories(options):
-    # A history is many examples in one; a quarter as many of them is enough.
-    fewer = settings(max_examples=max(1, settings().max_examples // 4), stateful_step_count=30)
+def check_histories(options, n_examples):
+    fewer = settings(max_examples=max(1, n_examples), stateful_step_count=30)
     run_state_machine_as_test(type("Churn", (Churn,), {"options": options}), settings=fewer)
