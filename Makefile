@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster lint check format soak \
-	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-nearest bench-spark \
+	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-nearest bench-spark \
 	bench-partition lock clean
 
 help:  ## list the targets
@@ -80,8 +80,11 @@ bench-similar: .venv/dev.done  ## how fast similarity subscriptions are, beside 
 bench-similar-sweeps: .venv/dev.done  ## the sweeps of the STAMP paper against its filters, as plots; FULL=1 takes hours
 	$(BIN)/python benchmarks/bench_similar_sweeps.py $(if $(FULL),--full) $(OPTIONS)
 
-bench-topk: .venv/dev.done  ## how fast top-k feeds over a window are kept up to date
-	$(BIN)/python benchmarks/bench_feeds.py topk $(OPTIONS)
+bench-topk: .venv/dev.done  ## how fast top-k feeds over a window are kept up to date, beside other ways
+	$(BIN)/python benchmarks/bench_feeds.py topk --rivals $(OPTIONS)
+
+bench-topk-sweeps: .venv/dev.done  ## the sweeps of the Skype paper against its rivals, as plots; FULL=1 takes a day
+	$(BIN)/python benchmarks/bench_topk_sweeps.py $(if $(FULL),--full) $(OPTIONS)
 
 bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date
 	$(BIN)/python benchmarks/bench_feeds.py nearest --k 10 $(OPTIONS)

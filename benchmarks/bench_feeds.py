@@ -4,6 +4,8 @@ Top-k: the window is filled first, then all subscriptions are registered and get
 batches come, each of whose messages pushes another out: arrival and expiry are counted together. Nearest: subscriptions
 come first and nothing expires; some messages are published before the clock starts, so that most have their k.
 Subscriptions have 1 to 5 words of a sampled message at its place; top-k: spatial_weight from 0 to 1, drawn evenly.
+
+With --rivals, for top-k: cSkyband beside kmax and plain skyband, and Skype's index IGPT (topk_contest.py).
 """
 
 from __future__ import annotations
@@ -15,18 +17,32 @@ import platform
 import resource
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
 import nearcast as nc
-from inputs import SPACE, fitted, message_table, word_lists
-from sweeping import console, those_here
+from inputs import SPACE, fitted, message_table
+from plots import STYLES
+from sweeping import cell_text, console, those_here
 from timing import seconds, spread
-from workloads import SIMILAR_WORKLOADS, Interests, Workload
+from topk_contest import BUFFERS_OF_THE_PAPER, Setting, TopkContest, interest_table
+from workloads import SIMILAR_WORKLOADS, TOPK_WORKLOADS, Workload
 
 PORTION = 50_000
+WORKLOADS = SIMILAR_WORKLOADS | TOPK_WORKLOADS
+RIVAL_FIGURES = {
+    "expiry_us": "expiry, µs a message",
+    "expiry_ratio": "... over ours",
+    "evaluated": "evaluations, 1,000 expired messages",
+    "arrival_us": "arrival, µs a message",
+    "arrival_ratio": "... over ours",
+    "looked_at": "subscriptions read, a message",
+    "candidates": "subscriptions scored, a message",
+    "bytes": "bytes of index and buffers, a subscription",
+    "subscribe_us": "subscribe, µs a subscription",
+    "entries": "entries of a buffer",
+}
 
 
 def main() -> None:
@@ -34,18 +50,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=["topk", "nearest"])
     parser.add_argument("--subscriptions", type=int, default=100_000, help="(default %(default)s)")
-    parser.add_argument("--workloads", nargs="+", default=["zipf"], choices=SIMILAR_WORKLOADS, help="(default zipf)")
+    parser.add_argument("--workloads", nargs="+", default=["zipf"], choices=WORKLOADS, help="(default zipf)")
     parser.add_argument("--before", type=int, default=100_000, help="window, or messages before (default %(default)s)")
     parser.add_argument("--k", type=int, default=20, help="(default %(default)s)")
     parser.add_argument("--messages", type=int, default=2_000, help="messages of a batch (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="batches that are timed (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="(default %(default)s)")
+    parser.add_argument("--rivals", action="store_true", help="top-k: other ways to keep results, and IGPT, beside")
     parser.add_argument("--json", metavar="FILE", help="also write the figures here")
     options = parser.parse_args()
     results = {}
-    for workload in those_here(options.workloads, SIMILAR_WORKLOADS):
+    for workload in those_here(options.workloads, WORKLOADS):
         results[workload.name] = figures_of(workload, options)
         print_table(workload.name, results[workload.name], options)
+        if options.rivals:
+            results[workload.name]["rivals"] = rivals_of(workload, options)
+            print_rivals(workload.name, results[workload.name]["rivals"], options)
     if options.json:
         machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
         with open(options.json, "w", encoding="utf-8") as file:
@@ -89,18 +109,26 @@ def figures_of(workload: Workload, options: Any) -> dict[str, Any]:
     }
 
 
-def interest_table(workload: Workload, some: Interests, kind: str, k: int) -> pa.Table:
-    """Return subscriptions as a table."""
-    n = some.x.size
-    columns = {
-        "id": np.arange(n),
-        "kind": pa.array([kind] * n),
-        "keywords": word_lists(workload, some),
-        "x": some.x,
-        "y": some.y,
-        "k": np.full(n, k),
-    }
-    return pa.table(columns | ({"spatial_weight": some.text_weights} if kind == "topk" else {}))
+def rivals_of(workload: Workload, options: Any) -> dict[str, Any]:
+    """Return the figures of ours and its rivals, by their names."""
+    console.log(f"{workload.name}: cSkyband, kmax, skyband, and IGPT with cSkyband")
+    n_messages = min(options.messages, options.before // 10)
+    setting = Setting(options.subscriptions, options.before, k=options.k, messages=n_messages)
+    return TopkContest(workload, options.rounds, threads=options.threads).figures(setting)
+
+
+def print_rivals(workload: str, rivals: dict[str, Any], options: Any) -> None:
+    """Print a line for each figure, a column for each side."""
+    title = f"{options.subscriptions:,} topk subscriptions, k = {options.k}, {options.before:,} messages in the window"
+    columns = [STYLES[side]["label"] for side in rivals]
+    table = Table(f"{workload}, {options.threads} threads", *columns, title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for key, label in RIVAL_FIGURES.items():
+        table.add_row(label, *(cell_text(figures[key]) for figures in rivals.values()))
+    paper = [str(BUFFERS_OF_THE_PAPER.get(side, "")) for side in rivals]
+    table.add_row("... in the paper (tweets, 1 M)", *paper)
+    Console(width=None if Console().is_terminal else 160).print(table)
 
 
 def print_table(workload: str, figures: dict[str, Any], options: Any) -> None:

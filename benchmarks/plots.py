@@ -21,6 +21,9 @@ STYLES = {
     "rq-tree": {"label": "RQ-Tree", "color": "#009E73", "marker": "^"},
     "iq-tree": {"label": "IQ-Tree", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "ril": {"label": "RIL", "color": "#555555", "marker": "D"},
+    "igpt": {"label": "IGPT", "color": "#0072B2", "marker": "s"},
+    "kmax": {"label": "Nearcast, kmax", "color": "#009E73", "marker": "^"},
+    "skyband": {"label": "Nearcast, skyband", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "sp": {"label": "SP", "color": "#555555", "marker": "D"},
     "sp+hi": {"label": "SP+HI", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "sp+rp+hi": {"label": "SP+RP+HI", "color": "#009E73", "marker": "^"},
@@ -55,7 +58,8 @@ def draw_panel(axes: Axes, sweep: dict[str, Any], workload: str, key: str) -> No
     """Draw one quantity of one workload, a line for each index."""
     for name, style in STYLES.items():
         rows = [row for row in sweep["rows"] if (row["workload"], row["index"]) == (workload, name)]
-        rows = [row for row in rows if row[key] is not None]
+        # Where there is nothing, a logarithmic axis has no place for it.
+        rows = [row for row in rows if row[key]]
         if not rows:
             continue
         xs = [row["x"] for row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,11 +220,40 @@ def tweets() -> Workload | None:
     return real("tweets", "words and positions of tweets", "tweets", 20_000, 20_000)
 
 
-def real(name: str, title: str, file: str, n_history: int, n_stream: int) -> Workload | None:
+def airbnb() -> Workload | None:
+    """Return adverts of lodgings, None if their file is not here: long texts, few of them, which come again."""
+    return real("airbnb", "words and positions of lodgings", "airbnb_listings", 20_000, 60_000, comes_again=True)
+
+
+def mixed() -> Workload | None:
+    """Return the words of tweets at the positions of places, drawn anew for each message; None without the files."""
+    texts, places = tweets(), poi()
+    if texts is None or places is None:
+        return None
+    kept = texts.stream(20_000)
+
+    def messages(n: int, words: Points, at: Points, seed: int) -> Points:
+        draw = np.random.default_rng(seed)
+        where = draw.integers(0, at.x.size, n)
+        return points_at(words, draw.integers(0, words.x.size, n))._replace(x=at.x[where], y=at.y[where])
+
+    others, where = texts.sample(0, 50_000), places.sample(0, 1_000_000)
+    return replace(
+        texts,
+        name="mixed",
+        title="words of tweets at positions of places (a mixture)",
+        stream=lambda n: messages(n, kept, where, 99),
+        sample=lambda first, n: messages(n, others, where, 1 + first),
+    )
+
+
+def real(
+    name: str, title: str, file: str, n_history: int, n_stream: int, *, comes_again: bool = False
+) -> Workload | None:
     """Return a workload of texts at places, None if their file is not here.
 
     A place is history, a message, or made a subscription of, never two of them. There are fewer places than some
-    want subscriptions; beyond, places are drawn again and moved a little.
+    want subscriptions; beyond, places are drawn again and moved a little. If it `comes_again`, so are messages.
     """
     path = DATA / f"{file}.parquet"
     if not path.exists():
@@ -239,17 +268,20 @@ def real(name: str, title: str, file: str, n_history: int, n_stream: int) -> Wor
     history, stream, others = np.split(order, [n_history, n_history + n_stream])
 
     def messages(n: int) -> Points:
-        if n > stream.size:
+        if n > stream.size and not comes_again:
             raise ValueError(f"{n:,} messages are wanted; {stream.size:,} places are kept for them")
-        return points_at(everything, stream[:n])
+        return drawn(stream, 0, n, seed=99)
 
     def sample(first: int, n: int) -> Points:
-        draw = np.random.default_rng(1 + first)
+        return drawn(others, first, n, seed=1 + first)
+
+    def drawn(some: Any, first: int, n: int, seed: int) -> Points:
+        draw = np.random.default_rng(seed)
         rows = np.arange(first, first + n)
-        is_again = rows >= others.size
-        rows[is_again] = draw.integers(0, others.size, int(is_again.sum()))
+        is_again = rows >= some.size
+        rows[is_again] = draw.integers(0, some.size, int(is_again.sum()))
         moved = draw.uniform(-JITTER, JITTER, (2, n)) * is_again
-        points = points_at(everything, others[rows])
+        points = points_at(everything, some[rows])
         return points._replace(x=(points.x + moved[0]).clip(0, 1), y=(points.y + moved[1]).clip(0, 1))
 
     return Workload(
@@ -275,3 +307,4 @@ def scaled(values: Any) -> Any:
 
 WORKLOADS: dict[str, Callable[[], Workload | None]] = {"zipf": zipf, "poi": poi}
 SIMILAR_WORKLOADS = WORKLOADS | {"tweets": tweets}
+TOPK_WORKLOADS = {"mixed": mixed, "poi": poi, "airbnb": airbnb, "zipf": zipf}

@@ -423,7 +423,8 @@ class Oracle:
                     entry = self.top_entry if isinstance(s, model.TopK) else self.nearest_entry
                     ranked.append((*entry(s, registration.tokens, arrival), arrival.number))
         ranked.sort(key=lambda entry: entry[0])
-        return {number: delivery for _, delivery, number in ranked[: getattr(s, "k", 0)]}
+        best = enumerate(ranked[: getattr(s, "k", 0)], 1)
+        return {number: delivery._replace(rank=rank) for rank, (_, delivery, number) in best}
 
     def top_entry(self, s, tokens, arrival):
         """Sort key and delivery: score descending, then newer first, then id, then later arrival (SPEC 5)."""
@@ -444,8 +445,8 @@ class Oracle:
 
 
 def left(delivery):
-    """The same delivery, taken back."""
-    return model.Delivery(delivery.subscription, delivery.message, -1, delivery.score, delivery.distance)
+    """The same delivery, taken back, with the rank it had."""
+    return delivery._replace(change=-1)
 
 
 # --- SPEC 4: the bounds of STAMP. `weights` are those of a subscription's tokens, heaviest first; positions

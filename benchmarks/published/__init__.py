@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from published.ap_tree import ApTreeIndex
+from published.igpt import IgptIndex, IptIndex
 from published.iq_tree import IqTreeIndex
 from published.rarest_list import RarestListIndex
 from published.rq_tree import RqTreeIndex
@@ -12,4 +13,5 @@ BOOLEAN_INDEXES = {"ap-tree": ApTreeIndex, "ril": RarestListIndex, "iq-tree": Iq
 SIMILAR_INDEXES = {"sp": SpIndex, "sp+hi": SpHiIndex, "sp+rp+hi": SpRpHiIndex, "sp+rp+st+hi": SpRpStHiIndex}
 # Without the choice by cost, to see what it brings.
 UNCHOSEN = {"sp+rp+st+hi always": AlwaysFurtherIndex}
-PUBLISHED = BOOLEAN_INDEXES | SIMILAR_INDEXES | UNCHOSEN
+TOPK_INDEXES = {"igpt": IgptIndex, "ipt": IptIndex}
+PUBLISHED = BOOLEAN_INDEXES | SIMILAR_INDEXES | UNCHOSEN | TOPK_INDEXES

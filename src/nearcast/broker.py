@@ -47,6 +47,7 @@ from nearcast.model import (
 )
 from nearcast.preview import Preview, preview
 from nearcast.results.feeds import FeedChanges, Feeds
+from nearcast.results.keeping import KEEPINGS, KeepingName
 from nearcast.results.outcome import Outcome, deliveries, outcome
 from nearcast.results.standings import Entry
 from nearcast.storage import CHECKS, Check, State, read_state, write_state
@@ -94,6 +95,9 @@ class Broker:
         answered from it too; without, from all messages since their registration.
     index : {"adaptive", "exhaustive"}, default "adaptive"
         Changes the time taken, never the answer.
+    keeping : {"cskyband", "kmax", "skyband"}, default "cskyband"
+        Which messages are held ready for top-k subscriptions; the others are there to be measured against. Changes the
+        time taken, never the answer.
     threads : int, default 1
         Among how many threads the messages of a batch are divided; as many as there are cores is best.
 
@@ -122,9 +126,11 @@ class Broker:
         vocabulary: Vocabulary | None = None,
         window: Window | None = None,
         index: IndexName = "adaptive",
+        keeping: KeepingName = "cskyband",
         threads: int = 1,
     ):
         checked_choice("index", index, list(INDEXES))
+        checked_choice("keeping", keeping, list(KEEPINGS))
         if not isinstance(threads, int) or threads < 1:
             raise NearcastError(f"threads is {threads!r}; it must be a number from 1 on")
         self.space: Space = _checked_type("space", Geographic() if space is None else space, Planar, Geographic)
@@ -133,7 +139,7 @@ class Broker:
         # One call at a time changes the subscriptions; the second lock is held while readers must keep away.
         self._writing, self._lock = FairLock(), FairLock()
         self._book = Book(self.space, self.vocabulary, index, self._lock, threads=threads)
-        self._feeds = Feeds(self._book, window)
+        self._feeds = Feeds(self._book, window, keeping)
         self._intake = Intake(self.space, self.vocabulary, window)
         self._n_messages = self._n_candidates = self._n_deliveries = 0
         self._guard = Guard()
@@ -318,8 +324,8 @@ class Broker:
                 )
             entries = self._feeds.entries(slot)
         return [
-            Delivery(subscription_id, entry.message, 1, entry.score if kind == TOPK else None, entry.distance)
-            for entry in entries
+            Delivery(subscription_id, entry.message, 1, entry.score if kind == TOPK else None, entry.distance, rank)
+            for rank, entry in enumerate(entries, 1)
         ]
 
     def explain(self, subscription_id: Id, message: Message, *, is_published: bool = False) -> Explanation:
@@ -452,6 +458,7 @@ class Broker:
         path: str | os.PathLike[str],
         *,
         index: IndexName = "adaptive",
+        keeping: KeepingName = "cskyband",
         threads: int = 1,
         check: Check = "everything",
     ) -> Broker:
@@ -461,7 +468,7 @@ class Broker:
 
         Parameters
         ----------
-        index, threads
+        index, keeping, threads
             As for a new broker; an index that was saved need not be built again.
         check : {"everything", "sizes"}, default "everything"
             Whether every byte is compared with the checksums, or only the sizes of the files: opened at once, for a
@@ -472,7 +479,9 @@ class Broker:
         try:
             space, window = (of_settings(state.description[part]) for part in ("space", "window"))
             vocabulary = Vocabulary.of_table(state.tables["vocabulary"])
-            broker = cls(space=space, vocabulary=vocabulary, window=window, index=index, threads=threads)
+            broker = cls(
+                space=space, vocabulary=vocabulary, window=window, index=index, keeping=keeping, threads=threads
+            )
             broker._restore(state)
         except (KeyError, TypeError, pa.ArrowException) as error:
             raise StorageError(f"{path} holds no complete broker: {error!r}") from error
@@ -611,6 +620,7 @@ class Broker:
             result.changes,
             result.scores,
             result.distances,
+            result.ranks,
         )
 
     def _listed(self, result: Outcome) -> list[Delivery]:

@@ -207,8 +207,10 @@ def _checked_texts(texts: Any, keywords: Any, problems: _Problems) -> tuple[Any,
 # --- deliveries
 
 
-def deliveries_table(subscriptions: Any, messages: Any, changes: Any, scores: Any, distances: Any) -> pa.Table:
-    """Return deliveries as an Arrow table; NaN, or None for all, stands for no score and no distance."""
+def deliveries_table(
+    subscriptions: Any, messages: Any, changes: Any, scores: Any, distances: Any, ranks: Any
+) -> pa.Table:
+    """Return deliveries as an Arrow table; NaN, 0 for ranks, or None for all, stand for null."""
     return pa.table(
         {
             "subscription": subscriptions,
@@ -220,6 +222,9 @@ def deliveries_table(subscriptions: Any, messages: Any, changes: Any, scores: An
                 else pa.array(values, pa.float64(), from_pandas=True)
                 for name, values in (("score", scores), ("distance", distances))
             },
+            "rank": pa.nulls(len(changes), pa.int32())
+            if ranks is None
+            else pa.array(ranks, pa.int32(), mask=np.equal(ranks, 0)),
         }
     )
 

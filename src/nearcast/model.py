@@ -481,7 +481,8 @@ class Delivery(NamedTuple):
     """A message reached a subscription (`change` +1), or left its results (-1).
 
     `score` is the similarity or the top-k score; `distance` is measured from the subscription's point, or from the
-    centre of its circle. Each is None where the subscription has none.
+    centre of its circle; `rank` is the place in the results, from 1 on, for one that left that which it had. Each is
+    None where the subscription has none.
     """
 
     subscription: Id
@@ -489,3 +490,4 @@ class Delivery(NamedTuple):
     change: int = 1
     score: float | None = None
     distance: float | None = None
+    rank: int | None = None

@@ -125,7 +125,8 @@ def read(path):
 
 def typed(row):
     numbers = {name: float(row[name]) if row[name] else None for name in ("score", "distance")}
-    return {**row, "change": int(row["change"]), **numbers}
+    rank = int(row["rank"]) if row["rank"] else None
+    return {**row, "change": int(row["change"]), **numbers, "rank": rank}
 
 
 def one_line(text):

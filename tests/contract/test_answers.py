@@ -7,6 +7,7 @@ wrong order, or a score that differs in the last bit.
 import shutil
 import tempfile
 from pathlib import Path
+from types import MappingProxyType
 
 import hypothesis.strategies as st
 import pytest
@@ -41,41 +42,65 @@ def costs(by_word, by_space):
 
 
 VARIANTS = {
-    **{index: (index, {}) for index in INDEXES},
-    "adaptive, all split": ("adaptive", costs(by_word=-1e9, by_space=-1e9)),
-    "adaptive, all leaves": ("adaptive", costs(by_word=1e9, by_space=1e9)),
-    "adaptive, by words": ("adaptive", costs(by_word=0, by_space=1e9)),
+    **{index: ({"index": index}, {}) for index in INDEXES},
+    "adaptive, all split": ({"index": "adaptive"}, costs(by_word=-1e9, by_space=-1e9)),
+    "adaptive, all leaves": ({"index": "adaptive"}, costs(by_word=1e9, by_space=1e9)),
+    "adaptive, by words": ({"index": "adaptive"}, costs(by_word=0, by_space=1e9)),
     # A buffer holds no more than it must, so floors move all the time.
     "adaptive, small buffers": (
-        "adaptive",
+        {"index": "adaptive"},
         {"nearcast.results.sizing.EVALUATION_COST": 0, "nearcast.results.feeds.MAX_OVERSIZE": 1}
         | {"nearcast.index.adaptive.MAX_DELTA_PAIRS": 0},
     ),
-    "adaptive, by space": ("adaptive", costs(by_word=1e9, by_space=-1e9)),
+    "adaptive, by space": ({"index": "adaptive"}, costs(by_word=1e9, by_space=-1e9)),
+}
+# Other ways to keep results; what keeps none need not be looked at again.
+KEEPING_VARIANTS = {
+    "kmax": ({"keeping": "kmax"}, {"nearcast.results.keeping.KMAX": 4}),
+    "skyband": ({"keeping": "skyband"}, {}),
 }
 
 
-@pytest.fixture(params=VARIANTS, scope="module")
-def index(request):
-    name, settings_of_index = VARIANTS[request.param]
+def made(variant):
+    options, settings_of_variant = variant
     with pytest.MonkeyPatch.context() as patched:
-        for place, value in settings_of_index.items():
+        for place, value in settings_of_variant.items():
             patched.setattr(place, value)
-        yield name
+        yield options
 
 
-def brokers(space, sample, window, index):
+@pytest.fixture(params=VARIANTS, scope="module")
+def options(request):
+    yield from made(VARIANTS[request.param])
+
+
+@pytest.fixture(params=KEEPING_VARIANTS, scope="module")
+def keeping_options(request):
+    yield from made(KEEPING_VARIANTS[request.param])
+
+
+def brokers(space, sample, window, options):
     """The engine and the oracle, side by side."""
-    broker = nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), window=window, index=index)
+    broker = nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), window=window, **options)
     return broker, oracle.Oracle(space, oracle.Statistics.of(sample), window)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples)
-def test_every_kind_gets_the_oracle_answer(kind, index, data, space, sample):
+def test_every_kind_gets_the_oracle_answer(kind, options, data, space, sample):
+    check_answers(kind, options, data, space, sample)
+
+
+@pytest.mark.parametrize("kind", ["topk", "nearest"])
+@given(data=st.data(), space=strategies.spaces, sample=strategies.samples)
+def test_results_are_the_same_however_they_are_kept(kind, keeping_options, data, space, sample):
+    check_answers(kind, keeping_options, data, space, sample)
+
+
+def check_answers(kind, options, data, space, sample):
     window = None if kind in ("boolean", "similar") else data.draw(strategies.windows)
     has_time = isinstance(window, nc.TimeWindow)
-    broker, expected = brokers(space, sample, window, index)
+    broker, expected = brokers(space, sample, window, options)
     for subscription in data.draw(st.lists(strategies.subscriptions(space, (kind,)), min_size=1, max_size=6)):
         assert broker.subscribe(subscription) == expected.subscribe(subscription)
     for batch in data.draw(strategies.batches(space, with_ts=has_time, max_batches=4)):
@@ -86,11 +111,11 @@ def test_every_kind_gets_the_oracle_answer(kind, index, data, space, sample):
 
 
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples, window=st.none() | strategies.windows)
-def test_one_by_one_ends_as_a_batch_does(index, data, space, sample, window):
+def test_one_by_one_ends_as_a_batch_does(options, data, space, sample, window):
     kinds = KINDS if window else ("boolean", "similar", "nearest")
     has_time = isinstance(window, nc.TimeWindow)
-    one_by_one, _ = brokers(space, sample, window, index)
-    at_once, _ = brokers(space, sample, window, index)
+    one_by_one, _ = brokers(space, sample, window, options)
+    at_once, _ = brokers(space, sample, window, options)
     subscriptions = data.draw(st.lists(strategies.subscriptions(space, kinds), max_size=6))
     for broker in (one_by_one, at_once):
         broker.subscribe(subscriptions)
@@ -108,7 +133,7 @@ def test_one_by_one_ends_as_a_batch_does(index, data, space, sample, window):
 class Churn(RuleBasedStateMachine):
     """Subscribe, replace, unsubscribe, publish, save and reopen in any order; the oracle follows along."""
 
-    index = "exhaustive"
+    options = MappingProxyType({"index": "exhaustive"})
 
     def __init__(self):
         super().__init__()
@@ -123,7 +148,7 @@ class Churn(RuleBasedStateMachine):
         self.has_time = isinstance(window, nc.TimeWindow)
         self.kinds = KINDS if window else ("boolean", "similar", "nearest")
         self.kind_of = {}
-        self.broker, self.expected = brokers(space, sample, window, self.index)
+        self.broker, self.expected = brokers(space, sample, window, self.options)
 
     @rule(data=st.data())
     def subscribe(self, data):
@@ -171,7 +196,7 @@ class Churn(RuleBasedStateMachine):
     @rule()
     def reopen(self):
         self.broker.save(self.folder / "state")
-        self.broker = nc.Broker.open(self.folder / "state", index=self.index)
+        self.broker = nc.Broker.open(self.folder / "state", **self.options)
 
     @invariant()
     def results_are_the_oracle_answer(self):
@@ -183,7 +208,15 @@ class Churn(RuleBasedStateMachine):
                 assert self.broker.results(subscription_id) == self.expected.results(subscription_id)
 
 
-def test_any_history_gives_the_oracle_answer(index):
+def test_any_history_gives_the_oracle_answer(options):
     # A history is many examples in one; a quarter as many of them is enough.
-    fewer = settings(max_examples=max(1, settings().max_examples // 4), stateful_step_count=30)
-    run_state_machine_as_test(type("Churn", (Churn,), {"index": index}), settings=fewer)
+    check_histories(options, settings().max_examples // 4)
+
+
+def test_any_history_gives_the_oracle_answer_however_results_are_kept(keeping_options):
+    check_histories(keeping_options, settings().max_examples // 10)
+
+
+def check_histories(options, n_examples):
+    fewer = settings(max_examples=max(1, n_examples), stateful_step_count=30)
+    run_state_machine_as_test(type("Churn", (Churn,), {"options": options}), settings=fewer)

@@ -39,7 +39,7 @@ def test_example_1_o4_replaces_the_neighbour_of_s3(make):
 
     changes = broker.publish(Message("o4", 6, 3, ["Japanese"]))
     assert [(d.subscription, d.message, d.change) for d in changes] == [("s3", "o2", -1), ("s3", "o4", 1)]
-    assert changes[1] == Delivery("s3", "o4", 1, score=None, distance=1.0)
+    assert changes[1] == Delivery("s3", "o4", 1, score=None, distance=1.0, rank=1)
     assert [[d.message for d in broker.results(s.id)] for s in NEIGHBOURS] == [["o2"], ["o3"], ["o4"]]
 
 

@@ -78,7 +78,7 @@ def test_example_1_the_best_coupon_of_the_last_four(make):
         ("u3", "e4", -1),
         ("u3", "e5", 1),
     ]
-    assert changes[-1] == Delivery("u3", "e5", 1, score=1.0, distance=0.0)
+    assert changes[-1] == Delivery("u3", "e5", 1, score=1.0, distance=0.0, rank=1)
     assert [[d.message for d in broker.results(user.id)] for user in USERS] == [["e3"], ["e2"], ["e5"]]
 
 

@@ -19,15 +19,18 @@ import strategies
 from nearcast.columns import deliveries_of_table
 from nearcast.index.registry import INDEXES
 from nearcast.model import KINDS, SIMILARITIES
-from published import BOOLEAN_INDEXES, PUBLISHED
+from published import BOOLEAN_INDEXES, PUBLISHED, TOPK_INDEXES
 from published.ap_build import Entries
 from published.ap_partitions import even_places, improve, keyword_partition, space_partition
 from published.entries import ENTRY
 
 # As published, and so that a handful of subscriptions is split into every kind of node, or into small cells.
 SMALL_NODES = {"published.ap_tree.FANOUT": 5, "published.ap_tree.LEAF_SIZE": 2}
+# Buffers with no more than k messages, so that few of them give subscriptions floors to be pruned by.
+SMALL_BUFFERS = {"nearcast.results.sizing.EVALUATION_COST": 0, "nearcast.results.feeds.MAX_OVERSIZE": 1}
 VARIANTS = {
-    **{name: (name, {}) for name in PUBLISHED},
+    **{name: (name, SMALL_BUFFERS if name in TOPK_INDEXES else {}) for name in PUBLISHED},
+    "igpt, small cells": ("igpt", SMALL_BUFFERS | {"published.igpt.CELL_SIZE": 1, "published.igpt.N_GROUPS": 2}),
     "ap-tree, all split": ("ap-tree", SMALL_NODES | {"published.ap_tree.STALE_DIVERGENCE": 9.0}),
     "ap-tree, all split and built anew": ("ap-tree", SMALL_NODES | {"published.ap_tree.STALE_DIVERGENCE": -1.0}),
     "iq-tree, small cells": ("iq-tree", {"published.iq_tree.CELL_COST": 1e-3}),
@@ -37,7 +40,7 @@ VARIANTS = {
 
 
 def kind_of(index):
-    return "boolean" if index in BOOLEAN_INDEXES else "similar"
+    return "boolean" if index in BOOLEAN_INDEXES else "topk" if index in TOPK_INDEXES else "similar"
 
 
 @contextmanager
@@ -60,8 +63,9 @@ def index(request):
 @settings(max_examples=settings().max_examples // 2)
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples)
 def test_every_published_index_gives_the_oracle_answer(index, data, space, sample):
-    broker = nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), index=index)
-    expected = oracle.Oracle(space, oracle.Statistics.of(sample))
+    window = nc.CountWindow(data.draw(st.integers(1, 9))) if kind_of(index) == "topk" else None
+    broker = nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), window=window, index=index)
+    expected = oracle.Oracle(space, oracle.Statistics.of(sample), window)
     subscriptions = strategies.subscriptions(space, (kind_of(index),))
     names = set()
     for _ in range(data.draw(st.integers(1, 4))):
@@ -116,6 +120,9 @@ def subscription(draw, number, is_geographic, kind):
             threshold=draw.uniform(0.7, 1),
             similarity=draw.choice(SIMILARITIES),
         )
+    if kind == "topk":
+        alpha = draw.choice([0.0, draw.uniform(0, 1), draw.uniform(0, 1), 1.0])
+        return nc.TopK(number, some_words(draw, 6), at=(x, y), k=draw.randint(1, 3), spatial_weight=alpha)
     size = draw.choice([0.0, 0.01, 0.02, 0.05, 0.3]) * (60 if is_geographic else 1)
     expression = draw.choice([" ", " ", " ", " OR ", " NOT "]).join(some_words(draw, 4))
     if is_geographic:
@@ -140,15 +147,24 @@ def test_thousands_of_subscriptions_get_what_the_exhaustive_index_gives(name, is
     space = nc.Geographic() if is_geographic else nc.Planar(0, 0, 1, 1)
     sample = [some_words(draw, 8) for _ in range(200)] if is_fitted else []
     changes = {"published.ap_tree.FANOUT": 30, "published.ap_tree.LEAF_SIZE": 12, "published.stamp.FANOUT": 30}
+    is_topk = kind_of(name) == "topk"
+    if is_topk:
+        changes = SMALL_BUFFERS | {"published.igpt.CELL_SIZE": 30}
     with registered(name, changes):
         published, exhaustive = (
-            nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(sample), index=index) for index in (name, "exhaustive")
+            nc.Broker(
+                space=space,
+                vocabulary=nc.Vocabulary.fit(sample),
+                window=nc.CountWindow(50) if is_topk else None,
+                index=index,
+            )
+            for index in (name, "exhaustive")
         )
         churn(draw, is_geographic, kind_of(name), published, exhaustive)
     if name == "ap-tree":
         assert "\n0 keyword nodes" not in published.describe()
         assert " 0 space nodes" not in published.describe()
-    assert published.stats().candidates < exhaustive.stats().candidates / 20
+    assert published.stats().candidates < exhaustive.stats().candidates / (4 if is_topk else 20)
 
 
 def churn(draw, is_geographic, kind, published, exhaustive):

@@ -75,7 +75,7 @@ def test_changes_are_those_of_a_stream_of_batches(spark, tmp_path, partitioner):
         partitioner=partitioner,
         **settings(scenario, tmp_path),
     )
-    assert found.columns == ["subscription", "message", "change", "score", "distance", "batch"]
+    assert found.columns == ["subscription", "message", "change", "score", "distance", "rank", "batch"]
     assert sorted(map(tuple, found.collect()), key=repr) == sorted(expected, key=repr)
     assert {row[2] for row in expected} == {1, -1}
 
@@ -120,7 +120,7 @@ def test_no_subscriptions_no_deliveries(spark):
     found = match(messages, nobody, space=SPACE)
     assert found.collect() == []
     assert found.schema.simpleString() == (
-        "struct<subscription:string,message:bigint,change:tinyint,score:double,distance:double>"
+        "struct<subscription:string,message:bigint,change:tinyint,score:double,distance:double,rank:int>"
     )
 
 

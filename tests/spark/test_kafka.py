@@ -169,7 +169,7 @@ def test_a_pipeline_from_topics_to_a_topic(tmp_path, connector, brokers):
     by_batch = {batch: [] for batch in expected}
     for key, value, headers in json.loads((tmp_path / "found.json").read_text()):
         delivery = json.loads(value)
-        assert list(delivery) == ["subscription", "message", "change", "score", "distance"]
+        assert list(delivery) == ["subscription", "message", "change", "score", "distance", "rank"]
         assert key == delivery["subscription"]
         by_batch[int(headers["batch"])].append(tuple(delivery.values()))
     assert {batch: sorted(found, key=repr) for batch, found in by_batch.items()} == expected

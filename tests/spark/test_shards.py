@@ -230,7 +230,7 @@ def test_ids_may_be_numbers(tmp_path, monkeypatch):
         assert folder.is_done(batch)
     schemas = {str(pq.read_schema(file)) for file in (folder.path / "deliveries").rglob("*.parquet")}
     assert len(schemas) == 1
-    assert delivered(folder.path) == {-1: [], 0: [(1, 7, 1, None, None)]}
+    assert delivered(folder.path) == {-1: [], 0: [(1, 7, 1, None, None, None)]}
     told = [
         row["id"]
         for file in sorted((folder.path / "rejected").rglob("*.parquet"))

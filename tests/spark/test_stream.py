@@ -261,10 +261,10 @@ def test_a_stream_may_begin_without_subscriptions_and_numbers_are_ids(spark, tmp
 
     seen = []
     begun(sinks=[lambda frame, batch: seen.append((batch, frame.schema.simpleString(), frame.count()))])
-    kinds = "struct<subscription:bigint,message:bigint,change:tinyint,score:double,distance:double>"
+    kinds = "struct<subscription:bigint,message:bigint,change:tinyint,score:double,distance:double,rank:int>"
     assert seen == [(0, kinds, 1)]
-    assert delivered(tmp_path / "state") == {-1: [], 0: [(1, 5, 1, None, None)]}
+    assert delivered(tmp_path / "state") == {-1: [], 0: [(1, 5, 1, None, None, None)]}
     # What is there before the first message is read once: it is too late for others.
     others = spark.createDataFrame([(3, "boolean", "tea")], "id long, kind string, expression string")
     begun(subscriptions=others)
-    assert delivered(tmp_path / "state") == {-1: [], 0: [(1, 5, 1, None, None)]}
+    assert delivered(tmp_path / "state") == {-1: [], 0: [(1, 5, 1, None, None, None)]}

@@ -112,7 +112,7 @@ def test_dead_slots_and_expired_rows_are_dropped(monkeypatch):
     assert broker._book.ids.size <= 4 + 2 * len(broker) + 1
     assert len(broker._feeds.window.ids) <= 4 + 2 * 4
     assert [r.message for r in broker.results("n")] == ["m98", "m99"]
-    assert broker.publish(nc.Message("out", 3, 3, "cake")) == [nc.Delivery("n", "m98", -1, None, 2**0.5)]
+    assert broker.publish(nc.Message("out", 3, 3, "cake")) == [nc.Delivery("n", "m98", -1, None, 2**0.5, 1)]
 
 
 def test_stats_count_what_happened():

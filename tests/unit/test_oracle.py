@@ -239,7 +239,7 @@ def test_top_k_counts_repeated_words():
     broker = oracle.Oracle(PLANE, window=CountWindow(5))
     broker.publish(Message("m", 1, 1, "a a a b b b b"))
     [found] = broker.subscribe(TopK("s", "a", at=(1, 1), spatial_weight=0.5))
-    assert found == Delivery("s", "m", 1, pytest.approx(0.5 * 1 + 0.5 * 3 / 5), 0.0)
+    assert found == Delivery("s", "m", 1, pytest.approx(0.5 * 1 + 0.5 * 3 / 5), 0.0, 1)
 
 
 # --- windows and changes
@@ -273,7 +273,7 @@ def test_a_batch_reports_the_net_change():
     batch = [Message("m1", 0, 0, "a"), Message("m2", 2, 0, "a"), Message("m3", 3, 0, "a")]
     assert broker.publish_batch(batch) == [
         Delivery("b", "m1", 1, None, 0.0),
-        Delivery("n", "m2", 1, None, 2.0),
+        Delivery("n", "m2", 1, None, 2.0, 1),
         Delivery("b", "m2", 1, None, 2.0),
     ]
     assert shown(broker.publish(Message("m4", 1, 0, "z"))) == [("n", "m2", -1), ("n", "m3", 1)]

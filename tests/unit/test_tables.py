@@ -64,13 +64,14 @@ def test_columns_of_messages_may_have_other_names_and_types():
 def test_the_schema_of_deliveries_is_fixed():
     broker = nc.Broker()
     empty = messages_to_table([])
-    names = ["subscription", "message", "change", "score", "distance"]
+    names = ["subscription", "message", "change", "score", "distance", "rank"]
     assert broker.publish_batch(empty).schema.names == names
     broker.subscribe(nc.Similar(7, "tea", at=(0, 0)))
     found = broker.publish_batch(messages_to_table([nc.Message(2**40, 0, 0, "tea")]))
-    types = [pa.int64(), pa.int64(), pa.int8(), pa.float64(), pa.float64()]
+    types = [pa.int64(), pa.int64(), pa.int8(), pa.float64(), pa.float64(), pa.int32()]
     assert found.schema == pa.schema(list(zip(names, types, strict=True)))
-    assert found.to_pylist() == [{"subscription": 7, "message": 2**40, "change": 1, "score": 1.0, "distance": 0.0}]
+    expected = {"subscription": 7, "message": 2**40, "change": 1, "score": 1.0, "distance": 0.0, "rank": None}
+    assert found.to_pylist() == [expected]
 
 
 BAD_TABLES = [

@@ -49,6 +49,7 @@ class Limits(NamedTuple):
     max_dist: float
     length: float  # of 1 in places
     margin: float  # by which a distance between places may be wrong
+    depth: float  # how far below the n-th best score what is found may be, as a share of it
 
 
 class Query(NamedTuple):
@@ -118,6 +119,12 @@ def node_bound(query: Any, bounds: Any, node: Any, gain: float, most_alike: floa
 
 
 @kernel
+def lowered(score: Any, depth: float) -> Any:
+    """Return a score less a share of it; of two scores never the other order."""
+    return score * (1.0 - depth) if score > 0 else score * (1.0 + depth)
+
+
+@kernel
 def kept(arrivals: Any, scores: Any, start: int, end: int, floor: float) -> int:
     """Move what reaches a score to the front of a part; return its new end."""
     n = start
@@ -169,13 +176,13 @@ def other_words(signatures: Any, start: Any, n: Any, tokens: Any, n_tokens: int,
 
 @kernel
 def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any, found: Any, limits: Any) -> Any:
-    """Return what was found before and the best of a segment, as `found`; nothing below the n-th best score.
+    """Return what was found before and the best of a segment, as `found`; nothing too far below the n-th best score.
 
     centres    float64 (n, 3): the place of each subscription
     """
     # Arrays are taken out of their tuples once: to do so in a loop would count references each time.
     first_arrival, _, tokens, weights, _, roots, rows, scales, signatures, places, bounds, children, n_leaves = segment
-    least_arrival, is_timed, after_time, is_geographic, max_dist, length, margin = limits
+    least_arrival, is_timed, after_time, is_geographic, max_dist, length, margin, depth = limits
     found_offsets, found_arrivals, found_scores = found
     m_x, m_y, m_offsets, m_ids, m_units, m_times = m.x, m.y, m.token_offsets, m.token_ids, m.token_units, m.times
     s_kinds, s_numbers, s_offsets, s_ids, s_weights = s.kinds, s.numbers, s.token_offsets, s.token_ids, s.token_weights
@@ -219,7 +226,7 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
             scores[end] = found_scores[i]
             end += 1
             n_best = offered(best, n_best, n_wanted, found_scores[i])
-        floor = best[0] if n_best == n_wanted else -np.inf
+        floor = lowered(best[0], depth) if n_best == n_wanted else -np.inf
         # The tokens that the segment has: what each gives to the cosine at a scale of 1, what it gives together with
         # those before it, and the length of all these weights, which no cosine exceeds.
         n_present = 0
@@ -276,7 +283,7 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
                 end += 1
                 n_best = offered(best, n_best, n_wanted, score)
                 if n_best == n_wanted:
-                    floor = best[0]
+                    floor = lowered(best[0], depth)
                 continue
             if n_nodes == 0 or keys[0] < floor:
                 break
@@ -336,7 +343,7 @@ def scanned(tail_arrival: int, tail: Any, s: Any, m: Any, slots: Any, wanted: An
 
     tail     signatures of consecutive messages, from `tail_arrival` on
     """
-    least_arrival, is_timed, after_time, is_geographic, max_dist, _, _ = limits
+    least_arrival, is_timed, after_time, is_geographic, max_dist, _, _, depth = limits
     found_offsets, found_arrivals, found_scores = found
     m_x, m_y, m_offsets, m_ids, m_units, m_times = m.x, m.y, m.token_offsets, m.token_ids, m.token_units, m.times
     s_kinds, s_numbers, s_offsets, s_ids, s_weights = s.kinds, s.numbers, s.token_offsets, s.token_ids, s.token_weights
@@ -362,7 +369,7 @@ def scanned(tail_arrival: int, tail: Any, s: Any, m: Any, slots: Any, wanted: An
             scores[end] = found_scores[i]
             end += 1
             n_best = offered(best, n_best, n_wanted, found_scores[i])
-        floor = best[0] if n_best == n_wanted else -np.inf
+        floor = lowered(best[0], depth) if n_best == n_wanted else -np.inf
         mask = np.uint64(0)
         for i in range(s_offsets[slot], s_offsets[slot + 1]):
             mask |= ONE << np.uint64(bit_of(s_ids[i]))
@@ -394,7 +401,7 @@ def scanned(tail_arrival: int, tail: Any, s: Any, m: Any, slots: Any, wanted: An
                 end += 1
                 n_best = offered(best, n_best, n_wanted, score)
                 if n_best == n_wanted:
-                    floor = best[0]
+                    floor = lowered(best[0], depth)
         end = kept(arrivals, scores, start, end, floor)
         result_offsets[place + 1] = end
     return result_offsets, arrivals[:end], scores[:end]

@@ -4,9 +4,10 @@ feeds      FEED: whose buffer lies where
 entries    ENTRY: the buffers; each in order of rank, the best first
 clock      Clock: how to tell which of two messages is newer, and which have expired
 
-A buffer holds every current message with at least the floor of its subscription, except those that are dominated by k
-others: each ranks before it and stays as long or longer, so it will never be among the best k. While a buffer holds
-k, its first k are the answer. A count of dominators never falls: whoever dominates a message outlives it.
+A buffer holds every current message with at least the floor of its subscription, except those that are dominated by
+`max_dominators` others, k or more: each ranks before it and stays as long or longer, so it will never be among the best
+k. While a buffer holds k, its first k are the answer. A count of dominators never falls: whoever dominates a message
+outlives it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nearcast.jit import kernel
 
 FEED = np.dtype(
     [("start", np.int64), ("order", np.int64)]
-    + [(name, np.int32) for name in ("size", "capacity", "k", "slot", "is_nearest", "unused")]
+    + [(name, np.int32) for name in ("size", "capacity", "k", "slot", "is_nearest", "max_dominators")]
 )
 ENTRY = np.dtype([("score", np.float64), ("arrival", np.int64), ("n_dominators", np.int64)])
 
@@ -89,10 +90,10 @@ def is_before(clock: Any, is_nearest: bool, score: float, arrival: int, other_sc
 
 @kernel
 def insert(clock: Any, feed: Any, entries: Any, score: float, arrival: int) -> bool:
-    """Put a message into its place in a buffer that has room, unless k others dominate it; return whether it is in."""
+    """Put a message into its place in a buffer that has room, unless too many dominate it; return whether it is in."""
     start = feed["start"]
     size = feed["size"]
-    k = feed["k"]
+    max_dominators = feed["max_dominators"]
     is_nearest = feed["is_nearest"] != 0
     mine = recency(clock, arrival) if clock.has_window else 0
     place = start
@@ -102,7 +103,7 @@ def insert(clock: Any, feed: Any, entries: Any, score: float, arrival: int) -> b
     ):
         if not clock.has_window or recency(clock, entries[place]["arrival"]) >= mine:
             n_dominators += 1
-            if n_dominators == k:
+            if n_dominators == max_dominators:
                 return False
         place += 1
     # Some of those behind it cannot bear one more.
@@ -111,7 +112,7 @@ def insert(clock: Any, feed: Any, entries: Any, score: float, arrival: int) -> b
         entries[end] = entries[i]
         if not clock.has_window or mine >= recency(clock, entries[i]["arrival"]):
             entries[end]["n_dominators"] += 1
-        end += entries[end]["n_dominators"] < k
+        end += entries[end]["n_dominators"] < max_dominators
     for i in range(end, place, -1):
         entries[i] = entries[i - 1]
     entries[place]["score"] = score
@@ -201,9 +202,9 @@ def differences(
 ) -> Any:
     """Fill in what changed in the best k of feeds, given those before; return how much it is for each.
 
-    out   row of `rows`, arrival, sign, score; from out_offsets[i] on
+    out   row of `rows`, arrival, sign, score, rank from 1 on (of what left, that before); from out_offsets[i] on
     """
-    out_rows, out_arrivals, out_signs, out_scores = out
+    out_rows, out_arrivals, out_signs, out_scores, out_ranks = out
     counts = np.zeros(rows.size, np.int64)
     for i in range(rows.size):
         feed = feeds[rows[i]]
@@ -224,6 +225,7 @@ def differences(
                 out_arrivals[end] = arrivals[j]
                 out_signs[end] = -1
                 out_scores[end] = scores[j]
+                out_ranks[end] = j - offsets[i] + 1
                 end += 1
         for place in range(start + same, start + size):
             was_there = False
@@ -234,6 +236,7 @@ def differences(
                 out_arrivals[end] = entries[place]["arrival"]
                 out_signs[end] = 1
                 out_scores[end] = entries[place]["score"]
+                out_ranks[end] = place - start + 1
                 end += 1
         counts[i] = end - out_offsets[i]
     return counts

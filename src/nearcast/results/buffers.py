@@ -48,6 +48,7 @@ class Differences(NamedTuple):
     arrivals: Any
     signs: Any
     scores: Any
+    ranks: Any
 
 
 class Buffers:
@@ -66,6 +67,11 @@ class Buffers:
     def table(self) -> Any:
         """All feeds, k is 0 for those that are not in use; to be written to, and valid until the next `start`."""
         return self._feeds.values
+
+    @property
+    def n_bytes(self) -> int:
+        """How much feeds and entries take, with the room that they have to grow."""
+        return int(self.table.nbytes + self._entries.values.nbytes)
 
     @property
     def used(self) -> Any:
@@ -130,7 +136,7 @@ class Buffers:
         most = np.diff(before.offsets) + np.minimum(rows["size"], rows["k"])
         starts = np.concatenate([[0], np.cumsum(most, dtype=np.int64)])
         n = int(starts[-1])
-        out = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int8), np.empty(n))
+        out = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int8), np.empty(n), np.empty(n, np.int32))
         counts = differences(self.table, self._entries.values, feeds, *before, starts, out)
         places = _spread(starts[:-1], counts)
         return Differences(*(part[places] for part in out))

@@ -3,7 +3,8 @@
 Each of them is a **feed** with a buffer of the messages that are or may become its best (kernels/skyband.py). Its
 **floor** is the score from which on messages are kept; the index proposes nothing below it. Where a buffer falls below
 k because messages expired, the feed is evaluated anew from the window and gets a new floor, so deep that this is rare
-and so high that the buffer stays small (results/sizing.py). A floor that moved is posted anew before the next message.
+and so high that the buffer stays small (results/keeping.py, sizing.py). A floor that moved is posted anew before the
+next message.
 
 The score of a nearest subscription is minus the distance; without a window its floor is the distance of its k-th.
 """
@@ -21,12 +22,13 @@ from nearcast.index.book import Book
 from nearcast.index.growable import id_values
 from nearcast.index.matches import Matches, filled
 from nearcast.index.protocol import unverified
+from nearcast.kernels.evaluate import lowered
 from nearcast.kernels.verify import NEAREST, TOPK, distances_of
 from nearcast.model import Geographic, Id, Window
 from nearcast.results.buffers import Best, Buffers, News
 from nearcast.results.expiry import ExpiryLog
+from nearcast.results.keeping import KEEPINGS, KeepingName
 from nearcast.results.message_index import MessageIndex
-from nearcast.results.sizing import best_size
 from nearcast.results.standings import Entry, nearest_entry, topk_entry
 from nearcast.results.window import NO_WINDOW, MessageWindow, compact_rows
 
@@ -36,6 +38,7 @@ MAX_OVERSIZE = 2
 # Without a window floors rise with every result; one is posted anew when the distance has fallen to this share.
 MAX_SHRUNK = 0.7
 MIN_IDS = 1024
+ANY_NUMBER = np.iinfo(np.int32).max
 # All that may enter the buffers of so many feeds is held at once.
 EVALUATED_AT_ONCE = 1 << 15
 
@@ -48,6 +51,7 @@ class FeedChanges(NamedTuple):
     signs: Any
     scores: Any
     distances: Any
+    ranks: Any  # from 1 on
     message_ids: Any
 
     @property
@@ -57,7 +61,9 @@ class FeedChanges(NamedTuple):
 
 
 NO_NUMBERS = np.zeros(0, np.int64)
-NO_CHANGES = FeedChanges(NO_NUMBERS, NO_NUMBERS, np.zeros(0, np.int8), np.zeros(0), np.zeros(0), np.zeros(0, object))
+NO_CHANGES = FeedChanges(
+    NO_NUMBERS, NO_NUMBERS, np.zeros(0, np.int8), np.zeros(0), np.zeros(0), np.zeros(0, np.int32), np.zeros(0, object)
+)
 
 
 class Feeds:
@@ -67,11 +73,13 @@ class Feeds:
     nothing expires.
     """
 
-    def __init__(self, book: Book, window: Window | None):
+    def __init__(self, book: Book, window: Window | None, keeping: KeepingName = "cskyband"):
         self.window = MessageWindow(window) if window else None
         self._messages = MessageIndex(book.space) if window else None
         self._book = book
+        self._keeping = KEEPINGS[keeping]
         self._buffers = Buffers()
+        self.n_evaluated = 0
         self._feed_of_slot = np.zeros(0, np.int32)
         self._generation = -1
         self._log = ExpiryLog()
@@ -174,7 +182,9 @@ class Feeds:
 
     def _insert(self, news: News) -> Any:
         """Drop what has expired, insert what is new; return which of it was inserted."""
-        is_in = self._buffers.insert(self._clock, news, self._floors(news.feeds))
+        is_lagging = self.window is not None and self._keeping.floor_rises == "always"
+        floors = self._risen_floors(news.feeds) if is_lagging else self._floors(news.feeds)
+        is_in = self._buffers.insert(self._clock, news, floors)
         if self.window is not None and is_in.any():
             owners = np.repeat(news.feeds, np.diff(news.offsets))[is_in]
             self._log.add(self._recency_of(news.arrivals[is_in]), owners)
@@ -215,16 +225,31 @@ class Feeds:
         table = self._buffers.table[feeds]
         floors = self._floors(feeds)
         is_short = (table["size"] < table["k"]) & (floors > self._lowest(feeds))
-        wanted = self._wanted(table["k"])
-        is_oversized = table["size"] > MAX_OVERSIZE * wanted
-        large = feeds[is_oversized]
-        higher = self._buffers.scores_at(large, wanted[is_oversized] - 1)
-        is_higher = higher > floors[is_oversized]
-        large, higher = large[is_higher], higher[is_higher]
-        self._buffers.drop_below(large, higher)
-        self._set_floors(large, higher)
+        risen = self._risen_floors(feeds)
+        is_higher = risen > floors
+        self._buffers.drop_below(feeds[is_higher], risen[is_higher])
+        if self._keeping.floor_rises == "always":
+            # What is posted may lag behind, but must tell that there is no longer everything.
+            is_higher &= floors == self._lowest(feeds)
+        self._set_floors(feeds[is_higher], risen[is_higher])
         self._evaluate(feeds[is_short])
-        self._post(np.union1d(large, feeds[is_short]))
+        self._post(feeds[is_higher | is_short])
+
+    def _risen_floors(self, feeds: Any) -> Any:
+        """Return the floors that feeds should have for what their buffers hold; none is lower than it was."""
+        rises = self._keeping.floor_rises
+        floors = self._floors(feeds)
+        if rises == "never":
+            return floors
+        table = self._buffers.table[feeds]
+        wanted = self._wanted(table["k"])
+        if rises == "rarely":
+            is_risen = table["size"] > MAX_OVERSIZE * wanted
+        else:
+            is_risen = (table["size"] > wanted) | ((table["size"] >= table["k"]) & (floors > self._lowest(feeds)))
+        ranks = np.minimum(wanted, table["size"])[is_risen] - 1
+        floors[is_risen] = np.maximum(floors[is_risen], self._buffers.scores_at(feeds[is_risen], ranks))
+        return floors
 
     def _evaluate(self, feeds: Any) -> None:
         """Fill the buffers of feeds from the window, and set their floors."""
@@ -243,8 +268,10 @@ class Feeds:
             self.window.columns,
             first_arrival=self.window.first_arrival,
             after_time=self.window.after_time,
+            depth=self._keeping.depth,
             pool=self._book.pool,
         )
+        self.n_evaluated += feeds.size
         floors = self._lowest(feeds)
         n_found = np.diff(offsets)
         is_full = n_found >= wanted
@@ -254,12 +281,16 @@ class Feeds:
         self._buffers.clear(feeds)
         self._set_floors(feeds, floors)
         self._insert(News(feeds, offsets, arrivals, scores))
+        if self._keeping.depth:
+            full = feeds[is_full]
+            last_scores = self._buffers.scores_at(full, wanted[is_full] - 1)
+            self._set_floors(full, np.array([lowered(score, self._keeping.depth) for score in last_scores.tolist()]))
 
     def _wanted(self, ks: Any) -> Any:
         """Return how many of the best messages buffers of feeds should start with."""
         assert self.window is not None
         n_messages = max(1, self.window.current_size)
-        sizes = {k: best_size(k, n_messages) for k in np.unique(ks).tolist()}
+        sizes = {k: self._keeping.size(k, n_messages) for k in np.unique(ks).tolist()}
         return np.array([sizes[k] for k in ks.tolist()], np.int64)
 
     def _lowest(self, feeds: Any) -> Any:
@@ -271,7 +302,7 @@ class Feeds:
         """Return what has changed in the results of feeds."""
         if not feeds.size:
             return NO_CHANGES
-        rows, arrivals, signs, scores = self._buffers.differences(feeds, before)
+        rows, arrivals, signs, scores, ranks = self._buffers.differences(feeds, before)
         table = self._buffers.table[feeds[rows]]
         slots = table["slot"].astype(np.int64)
         is_nearest = table["is_nearest"] != 0
@@ -281,6 +312,7 @@ class Feeds:
             signs,
             np.where(is_nearest, np.nan, scores),
             self._distances(slots, arrivals, scores, is_nearest),
+            ranks,
             id_values(self._ids_of(arrivals)),
         )
 
@@ -318,6 +350,8 @@ class Feeds:
         table["slot"][feeds] = slots
         table["k"][feeds] = columns.ks[slots]
         table["is_nearest"][feeds] = columns.kinds[slots] == NEAREST
+        drops_dominated = self.window is None or self._keeping.drops_dominated
+        table["max_dominators"][feeds] = columns.ks[slots] if drops_dominated else ANY_NUMBER
         self._feed_of_slot[slots] = feeds
         return feeds
 

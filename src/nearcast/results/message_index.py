@@ -124,14 +124,16 @@ class MessageIndex:
         *,
         first_arrival: int,
         after_time: int | None,
+        depth: float = 0.0,
         pool: ThreadPoolExecutor | None = None,
     ) -> Found:
         """Return for each slot all current messages whose score is at least that of the `n_wanted[i]`-th best.
 
-        All that qualify if there are fewer. The result is ragged: offsets int64, arrivals int64 ascending within a
-        row, scores float64 (for nearest subscriptions minus the distance). `columns` holds the messages of the window
-        by row, row = arrival - columns.arrivals[0]. Current are rows with arrival >= first_arrival and, if after_time
-        is given, times > after_time. `n_wanted` is at least 1.
+        With a `depth`, at least that score lowered by such a share of it. All that qualify if there are fewer. The
+        result is ragged: offsets int64, arrivals int64 ascending within a row, scores float64 (for nearest
+        subscriptions minus the distance). `columns` holds the messages of the window by row, row = arrival -
+        columns.arrivals[0]. Current are rows with arrival >= first_arrival and, if after_time is given, times >
+        after_time. `n_wanted` is at least 1.
         """
         slots, n_wanted = np.asarray(slots, np.int64), np.asarray(n_wanted, np.int64)
         if not columns.x.size or not slots.size:
@@ -143,6 +145,7 @@ class MessageIndex:
             self._is_geographic,
             self._space.max_dist,
             *self._scale(),
+            depth,
         )
         segments = sorted((held.segment for held in self._held), key=lambda part: part.n_messages, reverse=True)
         tail = self._tail_signatures.values

@@ -16,13 +16,17 @@ from nearcast.results.feeds import FeedChanges
 
 
 class Outcome(NamedTuple):
-    """Deliveries as arrays, in their final order; NaN, or None for an array, stands for no score and no distance."""
+    """Deliveries as arrays, in their final order.
+
+    NaN stands for no score and no distance, 0 for no rank, and None in place of an array for none at all.
+    """
 
     slots: Any
     message_ids: Any
     changes: Any
     scores: Any
     distances: Any
+    ranks: Any = None
 
 
 NOTHING = Outcome(np.zeros(0, np.int64), np.zeros(0, object), np.zeros(0, np.int8), None, None)
@@ -49,6 +53,7 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: FeedChang
         (np.ones(n_found, np.int8), changes.signs),
         (filled(found.scores, n_found), changes.scores),
         (filled(found.distances, n_found), changes.distances),
+        (np.zeros(n_found, np.int32), changes.ranks),
     )
     return Outcome(slots[order], *(np.concatenate(pair)[order] for pair in pairs))
 
@@ -70,6 +75,7 @@ def deliveries(outcome: Outcome, subscription_ids: Any) -> list[Delivery]:
         outcome.changes.tolist(),
         _known(outcome.scores),
         _known(outcome.distances),
+        repeat(None) if outcome.ranks is None else [rank or None for rank in outcome.ranks.tolist()],
     )
     # As Delivery(*row) for each row, in half of the time: a message may have hundreds.
     return list(map(tuple.__new__, repeat(Delivery), zip(*columns, strict=False)))

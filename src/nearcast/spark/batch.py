@@ -15,7 +15,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from nearcast.broker import ON_ERROR, Broker, OnError
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection
-from nearcast.model import Space, Window, checked_choice
+from nearcast.model import Delivery, Space, Window, checked_choice
 from nearcast.partition.registry import PartitionerName
 from nearcast.spark.build import Planned, check_place, id_type, plan, write_rejected
 from nearcast.spark.replicas import KEEPING, Replicas
@@ -26,6 +26,13 @@ from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 
 Results = Literal["final", "changes"]
 SPARK_ID_TYPES = {"string": T.StringType(), "int64": T.LongType()}
+ARROW_TYPES = {
+    T.StringType: pa.string(),
+    T.LongType: pa.int64(),
+    T.IntegerType: pa.int32(),
+    T.ByteType: pa.int8(),
+    T.DoubleType: pa.float64(),
+}
 
 
 def fit(messages: DataFrame, *, analyzer: Analyzer | None = None) -> Vocabulary:
@@ -246,8 +253,7 @@ def _standing(broker: Broker, replicas: Replicas, schema: T.StructType) -> Itera
     rows = [entry for kind in KEEPING for key in broker.ids(kind) for entry in broker.results(key)]
     if rows:
         columns = [list(column) for column in zip(*rows, strict=True)]
-        names = ("subscription", "message", "change", "score", "distance")
-        yield from _as_batches(replicas.own(pa.table(dict(zip(names, columns, strict=True)))), schema)
+        yield from _as_batches(replicas.own(pa.table(dict(zip(Delivery._fields, columns, strict=True)))), schema)
 
 
 @lru_cache(maxsize=4)
@@ -285,13 +291,13 @@ def _delivery_schema(messages: DataFrame, planned: Planned) -> T.StructType:
             T.StructField("change", T.ByteType()),
             T.StructField("score", T.DoubleType()),
             T.StructField("distance", T.DoubleType()),
+            T.StructField("rank", T.IntegerType()),
         ]
     )
 
 
 def _as_batches(table: pa.Table, schema: T.StructType) -> list[pa.RecordBatch]:
-    kinds = {T.StringType: pa.string(), T.LongType: pa.int64(), T.ByteType: pa.int8(), T.DoubleType: pa.float64()}
-    wanted = pa.schema([(field.name, kinds[type(field.dataType)]) for field in schema])
+    wanted = pa.schema([(field.name, ARROW_TYPES[type(field.dataType)]) for field in schema])
     return table.cast(wanted).to_batches()
 
 

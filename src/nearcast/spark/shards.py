@@ -338,7 +338,7 @@ def _runs(changes: pa.Table, is_new: Any, holds: Any) -> Iterator[tuple[bool, pa
 def _stacked(tables: list[pa.Table], plan: Plan) -> pa.Table:
     """Return deliveries in one table, with the same types in every shard and batch."""
     subscriptions, messages = (pa.array([], ID_TYPES[name]) for name in (plan.subscription_id, plan.message_id))
-    empty = arrow.deliveries_table(subscriptions, messages, [], None, None)
+    empty = arrow.deliveries_table(subscriptions, messages, [], None, None, None)
     return pa.concat_tables([empty, *(table.cast(empty.schema) for table in tables if table.num_rows)])
 
 

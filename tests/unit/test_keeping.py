@@ -1,0 +1,61 @@
+"""What the buffers of each way to keep results hold: messages lie on a line, and a score tells how near."""
+
+import numpy as np
+import pytest
+
+import nearcast as nc
+from nearcast.results import keeping
+
+pytestmark = pytest.mark.kernels
+
+SPACE = nc.Planar(0, 0, 100, 1, max_dist=100)
+N = 40
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    monkeypatch.setattr(keeping, "KMAX", 6)
+
+    def made(name, far=(), after=()):
+        """Publish messages so far away, subscribe for the best 2, publish more; return how far those kept are."""
+        broker = nc.Broker(space=SPACE, window=nc.CountWindow(N), keeping=name)
+        broker.publish_batch([nc.Message(f"m{i:02}", x, 0, "tea") for i, x in enumerate(far)])
+        broker.subscribe(nc.TopK("s", "tea", at=(0, 0), k=2, spatial_weight=1))
+        for i, x in enumerate(after):
+            broker.publish(nc.Message(f"n{i:02}", x, 0, "tea"))
+        entries, _ = broker._feeds._buffers.held()
+        return np.round(100 * (1 - entries["score"])).astype(int).tolist(), broker
+
+    return made
+
+
+def test_kmax_starts_with_kmax_and_ignores_who_dominates_whom(kept):
+    # The nearest came last: it and the one before dominate all others.
+    assert kept("kmax", range(20, 0, -1))[0] == [1, 2, 3, 4, 5, 6]
+
+
+def test_kmax_holds_no_more_than_kmax(kept):
+    assert kept("kmax", range(1, 21), [0, 3])[0] == [0, 1, 2, 3, 3, 4]
+
+
+def test_kmax_takes_nothing_behind_its_last(kept):
+    # m00 and m01 (at 1 and 2) have expired; what is farther than 6 is not taken although there is room.
+    assert kept("kmax", range(1, N + 1), [50, 7])[0] == [3, 4, 5, 6]
+
+
+def test_skyband_goes_down_by_a_share_of_the_kth_score(kept):
+    # Scores 0.99, 0.98: the floor is 0.931, so what is at most 6.9 away; here the old ones are the better ones.
+    assert kept("skyband", range(1, 21))[0] == [1, 2, 3, 4, 5, 6]
+
+
+def test_skyband_drops_what_k_others_dominate(kept):
+    assert kept("skyband", range(20, 0, -1))[0] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["kmax", "skyband"])
+def test_a_buffer_that_falls_below_k_is_filled_anew(kept, name):
+    # All messages expire, the nearest first, and so one buffer after the other is used up.
+    held, broker = kept(name, range(1, N + 1), [50] * (N - 2))
+    assert broker._feeds.n_evaluated > 1
+    assert held[:2] == [N - 1, N]
+    assert [delivery.message for delivery in broker.results("s")] == ["m38", "m39"]
