@@ -492,6 +492,97 @@ class Oracle:
         return (far, arrival.number), model.Delivery(s.id, arrival.message.id, 1, None, far)
 
 
+class FencedOracle(Oracle):
+    """What moves deliver behind a fence: each pair of a subscription and a message, told or not, at each position."""
+
+    def __init__(self, space, statistics=None, window=None, lifetime=None, fence=None):
+        super().__init__(space, statistics, window, lifetime)
+        self.fence = fence
+        self.told = {}  # (registration, arrival) -> the delivery, of those the subscriber believes to match
+        self.since = {}  # (registration, arrival) -> when it began to match
+
+    def subscribe(self, subscription, *, answer=False):
+        found = super().subscribe(subscription, answer=answer)
+        registration = self.registrations[subscription.id]
+        self.told |= {(registration.number, n): d for n, d in self.standing(registration).items()}
+        return found
+
+    def publish_batch(self, messages):
+        first = len(self.history)
+        found = super().publish_batch(messages)
+        for registration in self.registrations.values():
+            for arrival in self.history[first:]:
+                if delivery := self.match(registration, arrival):
+                    self.told[registration.number, arrival.number] = delivery
+        return found
+
+    def move_many(self, rows):
+        """Position by position; `rows` are (id, place, ts, accuracy)."""
+        limit = math.inf if self.fence.accuracy is None else self.fence.accuracy
+        rows = [row for row in rows if row[3] is None or row[3] <= limit]
+        for _, _, ts, _ in rows:
+            self.see(ts)
+        found = []
+        for subscription_id, place, ts, _ in rows:
+            registration = self.registrations[subscription_id]
+            before = self.standing(registration)
+            there = moved(self.space, registration.subscription, place)
+            registration = self.registrations[subscription_id] = registration._replace(subscription=there)
+            now = 0 if ts is None else microseconds(ts)
+            if there.kind in ("topk", "nearest"):
+                after = self.standing(registration)
+                changes = [(n, d) for n, d in after.items() if n not in before]
+                changes += [(n, left(d)) for n, d in before.items() if n not in after]
+            else:
+                changes = self.fenced(registration, now)
+            found += [(number, registration.number, delivery) for number, delivery in changes]
+        return [delivery for _, _, delivery in sorted(found, key=lambda change: change[:2])]
+
+    def fenced(self, registration, now):
+        changes = []
+        for arrival in self.active():
+            key = registration.number, arrival.number
+            delivery = self.match(registration, arrival)
+            if delivery:
+                self.since.setdefault(key, now)
+                if key in self.told:
+                    self.told[key] = delivery
+                elif now - self.since[key] >= microseconds(self.fence.dwell):
+                    self.told[key] = delivery
+                    changes.append((arrival.number, delivery))
+            else:
+                self.since.pop(key, None)
+                if key in self.told and not self.is_close(registration, arrival):
+                    changes.append((arrival.number, left(self.told.pop(key))))
+        return changes
+
+    def is_close(self, registration, arrival):
+        """Whether a message would match if the subscriber were nearer by the hysteresis."""
+        s, point, slack = registration.subscription, (arrival.message.x, arrival.message.y), self.fence.hysteresis
+        if slack == 0:
+            return False
+        if isinstance(s, model.Similar):
+            text = textual_similarity(s.similarity, registration.tokens, arrival.tokens, self.rank, self.statistics)
+            place = max(0.0, 1.0 - max(0.0, distance(self.space, s.at, point) - slack) / self.space.max_dist)
+            return s.text_weight * text + (1 - s.text_weight) * place >= s.threshold
+        if isinstance(s.within, model.Circle):
+            return distance(self.space, (s.within.x, s.within.y), point) - s.within.radius <= slack
+        return distance(self.space, nearest_of_box(self.space, s.within, point), point) <= slack
+
+
+def nearest_of_box(space, box, point):
+    """The point of a box whose coordinates are nearest to those of a point; on the globe the shorter way around."""
+    x, y = point
+    near_y = box.min_y if y < box.min_y else min(y, box.max_y)
+    if not isinstance(space, model.Geographic):
+        return box.min_x if x < box.min_x else min(x, box.max_x), near_y
+    width = box.max_x - box.min_x + (360 if box.max_x < box.min_x else 0)
+    if (x - box.min_x) % 360 <= width:
+        return x, near_y
+    west, east = (box.min_x - x) % 360, (x - box.max_x) % 360
+    return (box.min_x if min(west, 360 - west) <= min(east, 360 - east) else box.max_x), near_y
+
+
 def moved(space, s, place):
     """The same subscription at another place; a point is the new centre of a circle or box (SPEC 7)."""
     if not isinstance(s, model.Boolean):

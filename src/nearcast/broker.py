@@ -31,6 +31,7 @@ from nearcast.model import (
     Boolean,
     CountWindow,
     Delivery,
+    Fence,
     Geographic,
     Id,
     Kind,
@@ -54,6 +55,7 @@ from nearcast.model import (
 from nearcast.preview import Preview, preview
 from nearcast.results.active import ActiveMessages
 from nearcast.results.feeds import FeedChanges, Feeds, all_changes
+from nearcast.results.fences import Fences
 from nearcast.results.moves import Moves
 from nearcast.results.outcome import Outcome, deliveries, outcome
 from nearcast.results.places import Positions, position, positions
@@ -109,6 +111,8 @@ class Broker:
         How long a message that does not say when it expires is active from its `ts` on: while it is, it answers boolean
         and similarity subscriptions that move. 0: only messages that say so are active; math.inf: all others are
         forever. Without a lifetime no message is, and `expires` has no effect.
+    fence : Fence, optional
+        What keeps a jittering position from entering and leaving again and again; needs a lifetime.
     index : {"adaptive", "exhaustive"}, default "adaptive"
         Changes the time taken, never the answer.
     threads : int, default 1
@@ -139,6 +143,7 @@ class Broker:
         vocabulary: Vocabulary | None = None,
         window: Window | None = None,
         lifetime: float | None = None,
+        fence: Fence | None = None,
         index: IndexName = "adaptive",
         threads: int = 1,
     ):
@@ -149,6 +154,11 @@ class Broker:
         self.vocabulary = _checked_type("vocabulary", Vocabulary() if vocabulary is None else vocabulary, Vocabulary)
         self.window: Window | None = _checked_type("window", window, CountWindow, TimeWindow, type(None))
         self.lifetime = _checked_lifetime(lifetime)
+        self.fence: Fence | None = _checked_type("fence", fence, Fence, type(None))
+        if fence is not None and lifetime is None:
+            raise NearcastError(
+                "fence is given without a lifetime; it speaks of active messages, and there would be none"
+            )
         # One call at a time changes the subscriptions; the second lock is held while readers must keep away.
         self._writing, self._lock = FairLock(), FairLock()
         self._book = Book(self.space, self.vocabulary, index, self._lock, threads=threads)
@@ -156,8 +166,9 @@ class Broker:
         self._intake = Intake(self.space, self.vocabulary, window, self.lifetime)
         self._active = None if lifetime is None else ActiveMessages(self.space)
         self._moves = Moves(self._book, self._feeds, self._active)
+        self._fences = Fences(self._book, self._active, self._moves, fence) if fence and self._active else None
         self._tally = Tally()
-        self._parts = Parts(self._book, self._feeds, self._intake, self._active, self._tally)
+        self._parts = Parts(self._book, self._feeds, self._intake, self._active, self._fences, self._tally)
         self._guard = Guard()
 
     # --- subscriptions
@@ -304,7 +315,7 @@ class Broker:
         checked_choice("on_error", on_error, ON_ERROR)
         if isinstance(what, (pa.Table, pa.RecordBatch)):
             with self._writing, self._lock:
-                found, rejections = positions(self._book, arrow.as_table(what), has_window=self.window is not None)
+                found, rejections = positions(self._book, arrow.as_table(what), **self._demands)
                 if rejections and on_error == "raise":
                     raise RejectedRowsError(rejections)
                 table = self._tabulated(self._move(found))
@@ -316,15 +327,25 @@ class Broker:
         if margin < 0:
             raise NearcastError(f"accuracy is {accuracy!r}; it must not be negative")
         with self._writing, self._lock:
-            found = position(self._book, what, place, time=time, accuracy=margin, has_window=self.window is not None)
+            found = position(self._book, what, place, time=time, accuracy=margin, **self._demands)
             return self._listed(self._move(found))
 
+    @property
+    def _demands(self) -> dict[str, bool]:
+        """What a position must have, or who may not move."""
+        return {
+            "has_window": self.window is not None,
+            "needs_time": self.fence is not None and self.fence.dwell > 0,
+        }
+
     def _move(self, found: Positions) -> Outcome:
+        if self.fence is not None and self.fence.accuracy is not None:
+            found = found.chosen(np.flatnonzero(~(found.accuracies > self.fence.accuracy)))
         with self._guard.change("move"):
             if self._active is not None:
                 self._active.now = max(self._active.now, int(found.times.max(initial=NO_TIME)))
             self._tally.moves += found.slots.size
-            changes = self._moves.move(found)
+            changes = self._moves.move(found).changes if self._fences is None else self._fences.move(found)
             return self._counted(outcome(joined([]), NO_ARRIVALS, [], changes))
 
     def unsubscribe(self, ids: Id | Iterable[Id]) -> None:
@@ -337,7 +358,7 @@ class Broker:
                 self._book.slot(subscription_id)
             with self._guard.change("unsubscribe"):
                 with self._lock:
-                    self._feeds.forget(self._book.remove(wanted))
+                    self._forget(wanted)
                 self._book.compact()
 
     def __len__(self) -> int:
@@ -546,7 +567,7 @@ class Broker:
             write_state(path, self._state())
 
     def _state(self) -> State:
-        return state_of(self._parts, self.window, self.lifetime)
+        return state_of(self._parts, self.window, self.lifetime, self.fence)
 
     @classmethod
     def open(
@@ -572,7 +593,7 @@ class Broker:
         checked_choice("check", check, CHECKS)
         state = read_state(path, check=check)
         try:
-            space, window = (of_settings(state.description[part]) for part in ("space", "window"))
+            space, window, fence = (of_settings(state.description[part]) for part in ("space", "window", "fence"))
             vocabulary = Vocabulary.of_table(state.tables["vocabulary"])
             lifetime = state.description["lifetime"]
             broker = cls(
@@ -580,6 +601,7 @@ class Broker:
                 vocabulary=vocabulary,
                 window=window,
                 lifetime=None if lifetime is None else float(lifetime),
+                fence=fence,
                 index=index,
                 threads=threads,
             )
@@ -654,7 +676,7 @@ class Broker:
                 self._book.insert(slots)
             with self._lock:
                 self._tally.subscription_id_type = id_type
-                self._feeds.forget(self._book.remove([key for key in ids if key in self._book]))
+                self._forget([key for key in ids if key in self._book])
                 # What is found in the window says how a subscription is posted.
                 changes = self._feeds.register(slots)
                 if keeps_results:
@@ -701,6 +723,12 @@ class Broker:
                 size = max(1, int(size * min(pace, MAX_GROWTH)))
                 start = stop
             return joined(others), self._feeds.finish()
+
+    def _forget(self, ids: list[Id]) -> None:
+        orders = self._book.remove(ids)
+        self._feeds.forget(orders)
+        if self._fences is not None:
+            self._fences.forget(orders)
 
     def _note_messages(self, ids: list[Id], id_type: pa.DataType) -> None:
         if ids:

@@ -10,9 +10,10 @@ import pyarrow as pa
 from nearcast.columns import MessageColumns
 from nearcast.index.book import Book, part_of
 from nearcast.intake import Intake
-from nearcast.model import Window, as_settings
+from nearcast.model import Fence, Window, as_settings
 from nearcast.results.active import ActiveMessages
 from nearcast.results.feeds import Feeds
+from nearcast.results.fences import Fences
 from nearcast.storage import State
 
 ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
@@ -36,12 +37,13 @@ class Parts(NamedTuple):
     feeds: Feeds
     intake: Intake
     active: ActiveMessages | None
+    fences: Fences | None
     tally: Tally
 
 
-def state_of(parts: Parts, window: Window | None, lifetime: float | None) -> State:
+def state_of(parts: Parts, window: Window | None, lifetime: float | None, fence: Fence | None) -> State:
     """Return all that the parts hold."""
-    book, feeds, intake, active, tally = parts
+    book, feeds, intake, active, fences, tally = parts
     arrays, subscriptions = book.state()
     tables = {"subscriptions": subscriptions, "vocabulary": book.vocabulary.to_table(), "entries": feeds.state()}
     if feeds.window:
@@ -50,10 +52,13 @@ def state_of(parts: Parts, window: Window | None, lifetime: float | None) -> Sta
     if active:
         active_arrays, tables["active"] = active.state()
         arrays |= {f"active_{name}": array for name, array in active_arrays.items()}
+    if fences:
+        tables["delayed"] = fences.state()
     description = {
         "space": as_settings(book.space),
         "window": as_settings(window),
         "lifetime": None if lifetime is None else str(lifetime),
+        "fence": as_settings(fence),
         "now": feeds.window.now if feeds.window else None,
         "active_now": active.now if active else None,
         "n_registered": book.n_registered,
@@ -69,7 +74,7 @@ def state_of(parts: Parts, window: Window | None, lifetime: float | None) -> Sta
 
 def restore(parts: Parts, state: State) -> None:
     """Let new parts take over what `state_of` returned."""
-    book, feeds, intake, active, tally = parts
+    book, feeds, intake, active, fences, tally = parts
     description = state.description
     tally.messages = description["n_messages"]
     tally.candidates = description["n_candidates"]
@@ -85,4 +90,6 @@ def restore(parts: Parts, state: State) -> None:
     if active:
         active.now = description["active_now"]
         active.restore(part_of(state.arrays, "active_"), state.tables["active"])
+    if fences:
+        fences.restore(state.tables["delayed"])
     feeds.restore(state.tables["entries"])

@@ -55,6 +55,10 @@ class FeedChanges(NamedTuple):
         """How many changes there are."""
         return int(self.slots.size)
 
+    def chosen(self, wanted: Any) -> FeedChanges:
+        """Return some of the changes, by a mask or by their places."""
+        return FeedChanges(*(part[wanted] for part in self))
+
 
 class Standing(NamedTuple):
     """The results of feeds, and the points of their subscriptions, at one moment."""

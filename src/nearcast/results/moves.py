@@ -40,6 +40,26 @@ class Region(NamedTuple):
     polygons: Mapping[int, Any]
 
 
+class Part(NamedTuple):
+    """Changes among the messages of one segment, and the positions of these messages in it."""
+
+    changes: FeedChanges
+    held: Held
+    positions: Any
+
+
+class Moved(NamedTuple):
+    """What a move changes: for boolean and similarity subscriptions, and for those that keep results."""
+
+    parts: list[Part]
+    anew: FeedChanges
+
+    @property
+    def changes(self) -> FeedChanges:
+        """All changes."""
+        return all_changes([*(part.changes for part in self.parts), self.anew])
+
+
 class Moves:
     """Puts subscriptions elsewhere, and says what that changes."""
 
@@ -47,13 +67,13 @@ class Moves:
         self._book, self._feeds, self._active = book, feeds, active
         self._is_geographic = isinstance(book.space, Geographic)
 
-    def move(self, positions: Positions) -> FeedChanges:
+    def move(self, positions: Positions) -> Moved:
         """Put subscriptions elsewhere; return the differences."""
         book = self._book
         positions = positions.chosen(_last_of_each(positions.slots))
         slots = positions.slots
         if not slots.size:
-            return NO_CHANGES
+            return Moved([], NO_CHANGES)
         after = Region(positions.shapes, positions.numbers, positions.polygons)
         before = self._region(slots)
         differences = self._differences(slots, before, after)
@@ -62,11 +82,11 @@ class Moves:
         book.place(slots, after.shapes, after.numbers, after.polygons)
         anew = NO_CHANGES if standing is None else self._feeds.answer_anew(standing)
         book.move(slots)
-        return all_changes([differences, anew])
+        return Moved(differences, anew)
 
     def first_answers(self, slots: Any) -> FeedChanges:
         """Return the active messages that boolean and similarity subscriptions match."""
-        return self._differences(slots, None, self._region(slots))
+        return Moved(self._differences(slots, None, self._region(slots)), NO_CHANGES).changes
 
     def _region(self, slots: Any) -> Region:
         columns, polygons = self._book.columns, self._book.polygons
@@ -75,28 +95,30 @@ class Moves:
         }
         return Region(columns.shapes[slots], columns.numbers[slots], places)
 
-    def _differences(self, slots: Any, before: Region | None, after: Region) -> FeedChanges:
+    def _differences(self, slots: Any, before: Region | None, after: Region) -> list[Part]:
         """Return the active messages that boolean and similarity subscriptions match at one place only."""
         kinds = self._book.columns.kinds[slots]
         if self._active is None or not (kinds <= SIMILAR).any():
-            return NO_CHANGES
+            return []
         moved = taken(self._book.columns, slots)._replace(shapes=after.shapes, numbers=after.numbers)
-        parts: list[FeedChanges] = []
+        parts: list[Part] = []
         for held in self._active.segments():
             for kind, method in ((BOOLEAN, self._boolean), (SIMILAR, self._similar)):
                 found = partial(method, held, moved, before, after)
                 parts += self._divided(found, np.flatnonzero(kinds == kind))
-        return all_changes([part._replace(slots=slots[part.slots]) for part in parts])
+        return [
+            part._replace(changes=part.changes._replace(slots=slots[part.changes.slots]))
+            for part in parts
+            if part.changes.size
+        ]
 
-    def _divided(self, found: Callable[[Any], FeedChanges], rows: Any) -> Iterable[FeedChanges]:
+    def _divided(self, found: Callable[[Any], Part], rows: Any) -> Iterable[Part]:
         """Return what is found for some subscriptions, by several threads if there are."""
         pool = self._book.pool
         pieces = [rows[start : start + SLOTS_OF_A_TASK] for start in range(0, rows.size, SLOTS_OF_A_TASK)]
         return map(found, pieces) if pool is None or len(pieces) < 2 else pool.map(found, pieces)
 
-    def _boolean(
-        self, held: Held, moved: SubscriptionColumns, before: Region | None, after: Region, rows: Any
-    ) -> FeedChanges:
+    def _boolean(self, held: Held, moved: SubscriptionColumns, before: Region | None, after: Region, rows: Any) -> Part:
         old = before or after
         has_old = before is not None
         places, positions, signs = boolean_changes(
@@ -116,7 +138,7 @@ class Moves:
             centres = region.numbers[places[some]]
             distances[some] = distances_of(self._is_geographic, centres[:, 0], centres[:, 1], x[some], y[some])
         arrivals, scores = held.segment.arrivals[positions], np.full(places.size, np.nan)
-        return FeedChanges(places, arrivals, signs, scores, distances, held.ids[positions])
+        return Part(FeedChanges(places, arrivals, signs, scores, distances, held.ids[positions]), held, positions)
 
     def _is_inside(self, region: Region, places: Any, x: Any, y: Any) -> Any:
         shapes = region.shapes[places]
@@ -126,9 +148,7 @@ class Moves:
         result[some] = is_in_polygon(self._book.space, polygons, x[some], y[some])
         return result
 
-    def _similar(
-        self, held: Held, moved: SubscriptionColumns, before: Region | None, after: Region, rows: Any
-    ) -> FeedChanges:
+    def _similar(self, held: Held, moved: SubscriptionColumns, before: Region | None, after: Region, rows: Any) -> Part:
         old = before or after
         has_old = before is not None
         reaches = self._reaches(moved.numbers)
@@ -144,15 +164,16 @@ class Moves:
             there = moved._replace(numbers=old.numbers)
             was, old_scores, old_distances = verdicts(there, messages, places, message_rows, *limits)
         kept = np.flatnonzero(is_now != was)
-        is_plus = is_now[kept]
-        return FeedChanges(
+        is_plus, positions = is_now[kept], positions[kept]
+        changes = FeedChanges(
             places[kept],
-            held.segment.arrivals[positions[kept]],
+            held.segment.arrivals[positions],
             np.where(is_plus, 1, -1).astype(np.int8),
             np.where(is_plus, new_scores[kept], old_scores[kept]),
             np.where(is_plus, new_distances[kept], old_distances[kept]),
-            held.ids[positions[kept]],
+            held.ids[positions],
         )
+        return Part(changes, held, positions)
 
     def _reaches(self, numbers: Any) -> Any:
         """Return how far a message may be, minus that if it must share a word; infinite where it may be anywhere."""

@@ -36,6 +36,7 @@ CORNERS = ("min_x", "min_y", "max_x", "max_y")
 NO_CENTRE = "its region is neither a circle nor a box; give a region in place of a point"
 ONLY_POINTS = "only boolean subscriptions have a region; give a point"
 NO_HISTORY = "a nearest subscription can be moved only in a broker with a window"
+NO_MOMENT = "ts is missing; a fence with a dwell time needs the time of every position"
 BAD_TIME = "ts is out of range; it must be a moment between the years -283000 and 287000"
 
 
@@ -75,8 +76,11 @@ def position(
     time: int | None,
     accuracy: float,
     has_window: bool,
+    needs_time: bool,
 ) -> Positions:
     """Return where a single subscription goes; raise if it cannot."""
+    if needs_time and time is None:
+        raise NearcastError(NO_MOMENT)
     slot = book.slot(subscription_id)
     columns, space = book.columns, book.space
     kind, numbers = int(columns.kinds[slot]), columns.numbers[slot].copy()
@@ -110,17 +114,17 @@ def position(
     )
 
 
-def positions(book: Book, table: pa.Table, *, has_window: bool) -> tuple[Positions, list[Rejection]]:
+def positions(book: Book, table: pa.Table, *, has_window: bool, needs_time: bool) -> tuple[Positions, list[Rejection]]:
     """Return the good rows of a table of positions, and the bad ones with their reasons."""
     check_columns("positions", table, {"id": "id"})
-    return _Reader(book, table, has_window).read()
+    return _Reader(book, table, has_window, needs_time).read()
 
 
 class _Reader:
     """A table on its way to positions: all rows at once, but for polygons."""
 
-    def __init__(self, book: Book, table: pa.Table, has_window: bool):
-        self._book, self._table, self._has_window = book, table, has_window
+    def __init__(self, book: Book, table: pa.Table, has_window: bool, needs_time: bool):
+        self._book, self._table, self._has_window, self._needs_time = book, table, has_window, needs_time
         self._is_good = np.ones(table.num_rows, bool)
         self._reasons: dict[int, str] = {}
         self._ids = id_column(table)
@@ -141,6 +145,8 @@ class _Reader:
         has_corners = ~np.isnan(corners).all(axis=1)
         times, is_bad_time = time_column(self._table, "ts")
         self._reject(is_bad_time, BAD_TIME)
+        if self._needs_time:
+            self._reject(times == NO_TIME, NO_MOMENT)
         self._reject(accuracies < 0, lambda row: f"accuracy is {accuracies[row]!r}; it must not be negative")
         is_several = has_region.astype(int) + has_radius + has_corners > 1
         self._reject(is_several, "several regions are given; a region is one of WKB, box or radius")
