@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster lint check format soak \
-	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-nearest bench-spark \
+	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-nearest bench-moving bench-spark \
 	bench-partition lock clean
 
 help:  ## list the targets
@@ -88,6 +88,9 @@ bench-topk-sweeps: .venv/dev.done  ## the sweeps of the Skype paper against its 
 
 bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date
 	$(BIN)/python benchmarks/bench_feeds.py nearest --k 10 $(OPTIONS)
+
+bench-moving: .venv/dev.done  ## how fast subscribers move, with their differences, while messages come
+	$(BIN)/python benchmarks/bench_moving.py $(OPTIONS)
 
 bench-spark: .venv/dev.done  ## the pipeline on Spark beside an embedded broker and a plain join
 	$(BIN)/python benchmarks/bench_spark.py $(OPTIONS)

@@ -15,6 +15,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from itertools import pairwise
@@ -311,6 +312,7 @@ class Arrival(NamedTuple):
     number: int
     message: model.Message
     tokens: list[str]
+    expires: float  # in microseconds, or infinite
 
 
 class Registration(NamedTuple):
@@ -331,16 +333,18 @@ def microseconds(moment):
 class Oracle:
     """What a broker must answer, computed from the whole history each time."""
 
-    def __init__(self, space, statistics=None, window=None):
+    def __init__(self, space, statistics=None, window=None, lifetime=None):
         self.space = space
         self.statistics = statistics or Statistics()
         self.window = window
+        self.lifetime = lifetime
+        self.now = -math.inf  # the largest time seen, of messages and of positions
         self.rank = {token: i for i, token in enumerate(self.statistics.tokens())}
         self.history: list[Arrival] = []
         self.registrations: dict = {}
         self.n_registered = 0
 
-    def subscribe(self, subscription):
+    def subscribe(self, subscription, *, answer=False):
         """Register, or replace the subscription of this id; the first answers, in order of arrival."""
         if isinstance(subscription, model.Boolean):
             tokens = literals(parsed(subscription.expression))
@@ -350,7 +354,8 @@ class Oracle:
         registration = Registration(self.n_registered, len(self.history), subscription, tokens)
         self.n_registered += 1
         self.registrations[subscription.id] = registration
-        return [delivery for _, delivery in sorted(self.answer(registration).items())]
+        answers = self.standing(registration) if answer else self.answer(registration)
+        return [delivery for _, delivery in sorted(answers.items())]
 
     def unsubscribe(self, subscription_id):
         del self.registrations[subscription_id]
@@ -363,8 +368,9 @@ class Oracle:
         before = {r.number: self.answer(r) for r in self.registrations.values()}
         batch = []
         for message in messages:
-            arrival = Arrival(len(self.history), message, tokens_of(message.text))
+            arrival = Arrival(len(self.history), message, tokens_of(message.text), self.end_of(message))
             self.admit(arrival.tokens)
+            self.see(message.ts)
             self.history.append(arrival)
             batch.append(arrival)
         found = []
@@ -380,6 +386,49 @@ class Oracle:
     def results(self, subscription_id):
         """The kept result of a top-k or nearest subscription, best first; the other kinds keep none."""
         return list(self.answer(self.registrations[subscription_id]).values())
+
+    def move(self, subscription_id, place, ts=None):
+        """What changes for one subscription, in order of arrival."""
+        return self.move_many([(subscription_id, place, ts)])
+
+    def move_many(self, rows):
+        """What changes for each subscription from where it was to the last of its places."""
+        for _, _, ts in rows:
+            self.see(ts)
+        latest = {subscription_id: place for subscription_id, place, _ in rows}
+        found = []
+        for subscription_id, place in latest.items():
+            registration = self.registrations[subscription_id]
+            there = registration._replace(subscription=moved(self.space, registration.subscription, place))
+            before, after = self.standing(registration), self.standing(there)
+            self.registrations[subscription_id] = there
+            changes = {n: d for n, d in after.items() if n not in before}
+            changes |= {n: left(d) for n, d in before.items() if n not in after}
+            found += [(number, registration.number, delivery) for number, delivery in changes.items()]
+        return [delivery for _, _, delivery in sorted(found, key=lambda change: change[:2])]
+
+    def see(self, moment):
+        if moment is not None:
+            self.now = max(self.now, microseconds(moment))
+
+    def end_of(self, message):
+        """When a message expires (SPEC 3): as it says, else a lifetime after its time."""
+        if self.lifetime is None:
+            return -math.inf
+        if message.expires is not None:
+            return microseconds(message.expires)
+        if self.lifetime in (0, math.inf):
+            return math.inf if self.lifetime else -math.inf
+        return microseconds(message.ts) + microseconds(self.lifetime)
+
+    def active(self):
+        return [arrival for arrival in self.history if arrival.expires > self.now]
+
+    def standing(self, registration):
+        """What a subscription has now: its results, or the active messages that it matches."""
+        if isinstance(registration.subscription, (model.TopK, model.Nearest)):
+            return self.answer(registration)
+        return {a.number: d for a in self.active() if (d := self.match(registration, a))}
 
     def admit(self, tokens: Iterable[str]):
         for token in tokens:
@@ -442,6 +491,125 @@ class Oracle:
         """Sort key and delivery: distance, then earlier arrival (SPEC 6)."""
         far = distance(self.space, s.at, (arrival.message.x, arrival.message.y))
         return (far, arrival.number), model.Delivery(s.id, arrival.message.id, 1, None, far)
+
+
+class FencedOracle(Oracle):
+    """What moves deliver behind a fence: each pair of a subscription and a message, told or not, at each position."""
+
+    def __init__(self, space, statistics=None, window=None, lifetime=None, fence=None):
+        super().__init__(space, statistics, window, lifetime)
+        self.fence = fence
+        self.told = {}  # (registration, arrival) -> the delivery, of those the subscriber believes to match
+        self.since = {}  # (registration, arrival) -> when it began to match
+
+    def subscribe(self, subscription, *, answer=False):
+        found = super().subscribe(subscription, answer=answer)
+        registration = self.registrations[subscription.id]
+        self.told |= {(registration.number, n): d for n, d in self.standing(registration).items()}
+        return found
+
+    def publish_batch(self, messages):
+        first = len(self.history)
+        found = super().publish_batch(messages)
+        for registration in self.registrations.values():
+            for arrival in self.history[first:]:
+                if delivery := self.match(registration, arrival):
+                    self.told[registration.number, arrival.number] = delivery
+        return found
+
+    def move_many(self, rows):
+        """Position by position; `rows` are (id, place, ts, accuracy)."""
+        limit = math.inf if self.fence.accuracy is None else self.fence.accuracy
+        rows = [row for row in rows if row[3] is None or row[3] <= limit]
+        for _, _, ts, _ in rows:
+            self.see(ts)
+        found = []
+        for subscription_id, place, ts, _ in rows:
+            registration = self.registrations[subscription_id]
+            before = self.standing(registration)
+            there = moved(self.space, registration.subscription, place)
+            registration = self.registrations[subscription_id] = registration._replace(subscription=there)
+            now = 0 if ts is None else microseconds(ts)
+            if there.kind in ("topk", "nearest"):
+                after = self.standing(registration)
+                changes = [(n, d) for n, d in after.items() if n not in before]
+                changes += [(n, left(d)) for n, d in before.items() if n not in after]
+            else:
+                changes = self.fenced(registration, now)
+            found += [(number, registration.number, delivery) for number, delivery in changes]
+        return [delivery for _, _, delivery in sorted(found, key=lambda change: change[:2])]
+
+    def fenced(self, registration, now):
+        changes = []
+        for arrival in self.active():
+            key = registration.number, arrival.number
+            delivery = self.match(registration, arrival)
+            if delivery:
+                self.since.setdefault(key, now)
+                if key in self.told:
+                    self.told[key] = delivery
+                elif now - self.since[key] >= microseconds(self.fence.dwell):
+                    self.told[key] = delivery
+                    changes.append((arrival.number, delivery))
+            else:
+                self.since.pop(key, None)
+                if key in self.told and not self.is_close(registration, arrival):
+                    changes.append((arrival.number, left(self.told.pop(key))))
+        return changes
+
+    def is_close(self, registration, arrival):
+        """Whether a message would match if the subscriber were nearer by the hysteresis."""
+        s, point, slack = registration.subscription, (arrival.message.x, arrival.message.y), self.fence.hysteresis
+        if slack == 0:
+            return False
+        if isinstance(s, model.Similar):
+            text = textual_similarity(s.similarity, registration.tokens, arrival.tokens, self.rank, self.statistics)
+            place = max(0.0, 1.0 - max(0.0, distance(self.space, s.at, point) - slack) / self.space.max_dist)
+            return s.text_weight * text + (1 - s.text_weight) * place >= s.threshold
+        if isinstance(s.within, model.Circle):
+            return distance(self.space, (s.within.x, s.within.y), point) - s.within.radius <= slack
+        return distance(self.space, nearest_of_box(self.space, s.within, point), point) <= slack
+
+
+def nearest_of_box(space, box, point):
+    """The point of a box whose coordinates are nearest to those of a point; on the globe the shorter way around."""
+    x, y = point
+    near_y = box.min_y if y < box.min_y else min(y, box.max_y)
+    if not isinstance(space, model.Geographic):
+        return box.min_x if x < box.min_x else min(x, box.max_x), near_y
+    width = box.max_x - box.min_x + (360 if box.max_x < box.min_x else 0)
+    if (x - box.min_x) % 360 <= width:
+        return x, near_y
+    west, east = (box.min_x - x) % 360, (x - box.max_x) % 360
+    return (box.min_x if min(west, 360 - west) <= min(east, 360 - east) else box.max_x), near_y
+
+
+def moved(space, s, place):
+    """The same subscription at another place; a point is the new centre of a circle or box (SPEC 7)."""
+    if not isinstance(s, model.Boolean):
+        return replace(s, at=place)
+    if not isinstance(place, tuple):
+        return replace(s, within=place)
+    x, y = place
+    if isinstance(s.within, model.Circle):
+        return replace(s, within=model.Circle(x, y, s.within.radius))
+    box, is_geographic = s.within, isinstance(space, model.Geographic)
+    width, height = box.max_x - box.min_x, box.max_y - box.min_y
+    if is_geographic and width < 0:
+        width += 360
+    west, south, east, north = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+    if is_geographic:
+        if west < -180:
+            west += 360
+        if east > 180:
+            east -= 360
+        if width >= 360:
+            west, east = -180, 180
+        if south < -90:
+            south, north = -90, -90 + height
+        elif north > 90:
+            south, north = 90 - height, 90
+    return replace(s, within=model.Box(west, south, east, north))
 
 
 def left(delivery):

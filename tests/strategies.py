@@ -221,14 +221,15 @@ moments = st.one_of(
 )
 
 
-def messages(space, *, with_ts=False, ids=message_ids):
+def messages(space, *, with_ts=False, with_end=False, ids=message_ids):
     """Messages whose ids repeat; some have no words at all."""
     return st.builds(
-        lambda name, point, text, ts: Message(name, *point, text, ts),
+        lambda name, point, text, ts, expires: Message(name, *point, text, ts, expires),
         ids,
         points(space),
         texts_or_keywords,
         moments if with_ts else st.none(),
+        st.none() | moments if with_end else st.none(),
     )
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
 
 from nearcast import columns as arrow
-from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.broker_state import Parts, Tally, restore, state_of
+from nearcast.columns import NO_TIME, MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.explain import Explanation, explanation
-from nearcast.index.book import Book, part_of, rows_between
+from nearcast.index.book import Book, rows_between
 from nearcast.index.compile import Parsed, compiled, compiled_rows, parsed, taken
 from nearcast.index.growable import stacked
 from nearcast.index.matches import Matches, joined
@@ -28,27 +31,35 @@ from nearcast.model import (
     Boolean,
     CountWindow,
     Delivery,
+    Fence,
     Geographic,
     Id,
     Kind,
     Message,
     Nearest,
     Planar,
+    Point,
+    Region,
     Similar,
     Space,
     Subscription,
     TimeWindow,
     TopK,
     Window,
-    as_settings,
     checked_choice,
     checked_id,
+    checked_number,
+    checked_time,
     of_settings,
 )
 from nearcast.preview import Preview, preview
-from nearcast.results.feeds import FeedChanges, Feeds
+from nearcast.results.active import ActiveMessages
+from nearcast.results.feeds import FeedChanges, Feeds, all_changes
+from nearcast.results.fences import Fences
 from nearcast.results.keeping import KEEPINGS, KeepingName
+from nearcast.results.moves import Moves
 from nearcast.results.outcome import Outcome, deliveries, outcome
+from nearcast.results.places import Positions, position, positions
 from nearcast.results.standings import Entry
 from nearcast.storage import CHECKS, Check, State, read_state, write_state
 from nearcast.subscription_tables import plain_rows, subscriptions_of_table
@@ -64,7 +75,9 @@ COMPILED_PLAIN_ROWS = 1 << 16
 FIRST_PIECE = 64
 MAX_PAIRS_OF_A_PIECE = 1 << 20
 MAX_GROWTH = 8
-ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
+# Lifetimes are added to moments, which reach to the year 287000.
+MAX_LIFETIME = 1e11
+NO_ARRIVALS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,9 @@ class Stats:
     messages: int
     candidates: int
     deliveries: int
+    moves: int
     window_messages: int
+    active_messages: int
     vocabulary_tokens: int
     index: str
 
@@ -93,6 +108,12 @@ class Broker:
     window : CountWindow, TimeWindow or None, default None
         Which messages top-k subscriptions are answered from; they need one. With a window, nearest subscriptions are
         answered from it too; without, from all messages since their registration.
+    lifetime : seconds, optional
+        How long a message that does not say when it expires is active from its `ts` on: while it is, it answers boolean
+        and similarity subscriptions that move. 0: only messages that say so are active; math.inf: all others are
+        forever. Without a lifetime no message is, and `expires` has no effect.
+    fence : Fence, optional
+        What keeps a jittering position from entering and leaving again and again; needs a lifetime.
     index : {"adaptive", "exhaustive"}, default "adaptive"
         Changes the time taken, never the answer.
     keeping : {"cskyband", "kmax", "skyband"}, default "cskyband"
@@ -125,6 +146,8 @@ class Broker:
         space: Space | None = None,
         vocabulary: Vocabulary | None = None,
         window: Window | None = None,
+        lifetime: float | None = None,
+        fence: Fence | None = None,
         index: IndexName = "adaptive",
         keeping: KeepingName = "cskyband",
         threads: int = 1,
@@ -136,29 +159,46 @@ class Broker:
         self.space: Space = _checked_type("space", Geographic() if space is None else space, Planar, Geographic)
         self.vocabulary = _checked_type("vocabulary", Vocabulary() if vocabulary is None else vocabulary, Vocabulary)
         self.window: Window | None = _checked_type("window", window, CountWindow, TimeWindow, type(None))
+        self.lifetime = _checked_lifetime(lifetime)
+        self.fence: Fence | None = _checked_type("fence", fence, Fence, type(None))
+        if fence is not None and lifetime is None:
+            raise NearcastError(
+                "fence is given without a lifetime; it speaks of active messages, and there would be none"
+            )
         # One call at a time changes the subscriptions; the second lock is held while readers must keep away.
         self._writing, self._lock = FairLock(), FairLock()
         self._book = Book(self.space, self.vocabulary, index, self._lock, threads=threads)
         self._feeds = Feeds(self._book, window, keeping)
-        self._intake = Intake(self.space, self.vocabulary, window)
-        self._n_messages = self._n_candidates = self._n_deliveries = 0
+        self._intake = Intake(self.space, self.vocabulary, window, self.lifetime)
+        self._active = None if lifetime is None else ActiveMessages(self.space)
+        self._moves = Moves(self._book, self._feeds, self._active)
+        self._fences = Fences(self._book, self._active, self._moves, fence) if fence and self._active else None
+        self._tally = Tally()
+        self._parts = Parts(self._book, self._feeds, self._intake, self._active, self._fences, self._tally)
         self._guard = Guard()
-        self._subscription_id_type: pa.DataType | None = None
 
     # --- subscriptions
 
     @overload
-    def subscribe(self, subscriptions: Subscription) -> list[Delivery]: ...
+    def subscribe(self, subscriptions: Subscription, *, answer: bool = False) -> list[Delivery]: ...
     @overload
     def subscribe(
-        self, subscriptions: pa.Table | Iterable[Subscription], *, on_error: Literal["raise"] = "raise"
+        self,
+        subscriptions: pa.Table | Iterable[Subscription],
+        *,
+        answer: bool = False,
+        on_error: Literal["raise"] = "raise",
     ) -> pa.Table: ...
     @overload
     def subscribe(
-        self, subscriptions: pa.Table | Iterable[Subscription], *, on_error: Literal["skip"]
+        self, subscriptions: pa.Table | Iterable[Subscription], *, answer: bool = False, on_error: Literal["skip"]
     ) -> tuple[pa.Table, pa.Table]: ...
     def subscribe(
-        self, subscriptions: Subscription | pa.Table | Iterable[Subscription], *, on_error: OnError = "raise"
+        self,
+        subscriptions: Subscription | pa.Table | Iterable[Subscription],
+        *,
+        answer: bool = False,
+        on_error: OnError = "raise",
     ) -> Any:
         """Register a subscription, or many at once; an id that is registered already is replaced.
 
@@ -166,6 +206,8 @@ class Broker:
         ----------
         subscriptions : Subscription, iterable of Subscription, or Arrow table
             See the README for the columns of a table.
+        answer : bool, default False
+            Whether boolean and similarity subscriptions get a first answer too, from the active messages.
         on_error : {"raise", "skip"}, default "raise"
             For many: with "raise" a bad row raises RejectedRowsError and nothing is registered; with "skip" the good
             rows are registered and the bad ones returned. A single bad subscription always raises.
@@ -178,14 +220,14 @@ class Broker:
         """
         checked_choice("on_error", on_error, ON_ERROR)
         if isinstance(subscriptions, (Boolean, Similar, TopK, Nearest)):
-            kind = checked_id_type("subscription", subscriptions.id, self._subscription_id_type)
+            kind = checked_id_type("subscription", subscriptions.id, self._tally.subscription_id_type)
             row = self._parsed(subscriptions)
             with self._writing:
-                return self._listed(self._register({subscriptions.id: row}, kind))
+                return self._listed(self._register({subscriptions.id: row}, kind, answer=answer))
         items: Iterable[Any] = subscriptions
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
             table = arrow.as_table(subscriptions)
-            answers = self._subscribed_rows(table)
+            answers = self._subscribed_rows(table, answer=answer)
             if answers is not None:
                 return (answers, arrow.rejections_table([])) if on_error == "skip" else answers
             items = subscriptions_of_table(table)
@@ -193,7 +235,7 @@ class Broker:
             raise NearcastError(f"subscriptions is {subscriptions!r}; it must be one or many, or an Arrow table")
         rows: dict[Id, Parsed] = {}
         rejections: list[Rejection] = []
-        known_type = self._subscription_id_type
+        known_type = self._tally.subscription_id_type
         for number, item in enumerate(items):
             if isinstance(item, Rejection):
                 rejections.append(item)
@@ -213,8 +255,104 @@ class Broker:
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
         with self._writing:
-            answers = self._tabulated(self._register(rows, known_type))
+            answers = self._tabulated(self._register(rows, known_type, answer=answer))
         return (answers, arrow.rejections_table(rejections)) if on_error == "skip" else answers
+
+    @overload
+    def move(
+        self,
+        what: Id,
+        place: Point | Region,
+        *,
+        ts: datetime | float | None = None,
+        accuracy: float | None = None,
+    ) -> list[Delivery]: ...
+    @overload
+    def move(self, what: pa.Table, *, on_error: Literal["raise"] = "raise") -> pa.Table: ...
+    @overload
+    def move(self, what: pa.Table, *, on_error: Literal["skip"]) -> tuple[pa.Table, pa.Table]: ...
+    def move(
+        self,
+        what: Id | pa.Table,
+        place: Point | Region | None = None,
+        *,
+        ts: datetime | float | None = None,
+        accuracy: float | None = None,
+        on_error: OnError = "raise",
+    ) -> Any:
+        """Put a subscription, or many at once, elsewhere, and return exactly what that changes.
+
+        Boolean and similarity subscriptions are told which active messages match now (+1) and which do no longer (-1);
+        top-k and nearest ones which messages entered and left their results.
+
+        Parameters
+        ----------
+        what : id, or Arrow table
+            A table has the columns id, x and y (or lon and lat) or a region as in a table of subscriptions, and may
+            have ts and accuracy. Of several rows for one id the last counts.
+        place : point or region
+            A point is the new centre of a circle or box, which keeps its size; a region takes the place of another.
+        ts : datetime or seconds since 1970, optional
+            When the subscriber was there; messages that have expired by then are active no more.
+        accuracy : metres, optional
+            How wrong the position may be.
+        on_error : {"raise", "skip"}, default "raise"
+            For a table, as for `subscribe`.
+
+        Returns
+        -------
+        list of Delivery for a single subscription, else a table of deliveries
+            In the order in which messages arrived, then that of registration. With on_error="skip" a pair: the
+            deliveries, and a table of the rejected rows.
+
+        Examples
+        --------
+        >>> from nearcast import Circle
+        >>> broker = Broker(space=Planar(0, 0, 10, 10), lifetime=60)
+        >>> broker.subscribe(Boolean("ana", "coffee", within=Circle(1, 1, 2)))
+        []
+        >>> broker.publish(Message("m1", 2, 1, "coffee", ts=0)) + broker.publish(Message("m2", 5, 1, "coffee", ts=9))
+        [Delivery(subscription='ana', message='m1', change=1, score=None, distance=1.0)]
+        >>> for delivery in broker.move("ana", (6, 1)):
+        ...     print(delivery.message, delivery.change)
+        m1 -1
+        m2 1
+        """
+        checked_choice("on_error", on_error, ON_ERROR)
+        if isinstance(what, (pa.Table, pa.RecordBatch)):
+            with self._writing, self._lock:
+                found, rejections = positions(self._book, arrow.as_table(what), **self._demands)
+                if rejections and on_error == "raise":
+                    raise RejectedRowsError(rejections)
+                table = self._tabulated(self._move(found))
+            return (table, arrow.rejections_table(rejections)) if on_error == "skip" else table
+        if place is None:
+            raise NearcastError("place is missing; it must be a point or a region, or positions an Arrow table")
+        time = checked_time("ts", ts)
+        margin = math.nan if accuracy is None else checked_number("accuracy", accuracy)
+        if margin < 0:
+            raise NearcastError(f"accuracy is {accuracy!r}; it must not be negative")
+        with self._writing, self._lock:
+            found = position(self._book, what, place, time=time, accuracy=margin, **self._demands)
+            return self._listed(self._move(found))
+
+    @property
+    def _demands(self) -> dict[str, bool]:
+        """What a position must have, or who may not move."""
+        return {
+            "has_window": self.window is not None,
+            "needs_time": self.fence is not None and self.fence.dwell > 0,
+        }
+
+    def _move(self, found: Positions) -> Outcome:
+        if self.fence is not None and self.fence.accuracy is not None:
+            found = found.chosen(np.flatnonzero(~(found.accuracies > self.fence.accuracy)))
+        with self._guard.change("move"):
+            if self._active is not None:
+                self._active.now = max(self._active.now, int(found.times.max(initial=NO_TIME)))
+            self._tally.moves += found.slots.size
+            changes = self._moves.move(found).changes if self._fences is None else self._fences.move(found)
+            return self._counted(outcome(joined([]), NO_ARRIVALS, [], changes))
 
     def unsubscribe(self, ids: Id | Iterable[Id]) -> None:
         """Remove a subscription, or many; an unknown id raises UnknownSubscriptionError and nothing is removed."""
@@ -226,7 +364,7 @@ class Broker:
                 self._book.slot(subscription_id)
             with self._guard.change("unsubscribe"):
                 with self._lock:
-                    self._feeds.forget(self._book.remove(wanted))
+                    self._forget(wanted)
                 self._book.compact()
 
     def __len__(self) -> int:
@@ -251,8 +389,9 @@ class Broker:
         """Take in one message and return whom it reaches; a bad one raises and changes nothing."""
         with self._lock:
             self._intake.check(message)
-            messages = self._intake.column_of(message, self._n_messages)
-            return self._listed(self._publish(messages, [message.id], id_type(message.id)))
+            messages = self._intake.column_of(message, self._tally.messages)
+            expires = np.array([_moment("expires", message.expires)])
+            return self._listed(self._publish(messages, [message.id], id_type(message.id), expires))
 
     @overload
     def publish_batch(
@@ -284,8 +423,8 @@ class Broker:
             raw, rejections = self._intake.checked(messages)
             if rejections and on_error == "raise":
                 raise RejectedRowsError(rejections)
-            columns = self._intake.columns(raw, self._n_messages)
-            table = self._tabulated(self._publish(columns, raw.ids.to_pylist(), raw.ids.type))
+            columns = self._intake.columns(raw, self._tally.messages)
+            table = self._tabulated(self._publish(columns, raw.ids.to_pylist(), raw.ids.type, raw.expires))
         return (table, arrow.rejections_table(rejections)) if on_error == "skip" else table
 
     def analyze(self, messages: pa.Table | Sequence[Message]) -> pa.Table:
@@ -297,13 +436,14 @@ class Broker:
             tokens = self._intake.token_rows(raw)
             stamp = self._intake.stamp()
         offsets = pa.array(tokens.token_offsets)
-        times = pa.array(raw.times, mask=raw.times == arrow.NO_TIME)
+        times, ends = (pa.array(part, mask=part == NO_TIME).cast(arrow.TIMESTAMP) for part in (raw.times, raw.expires))
         table = pa.table(
             {
                 "id": raw.ids,
                 "x": raw.x,
                 "y": raw.y,
-                "ts": times.cast(arrow.TIMESTAMP),
+                "ts": times,
+                "expires": ends,
                 "token_ids": pa.LargeListArray.from_arrays(offsets, pa.array(tokens.token_ids)),
                 "token_counts": pa.LargeListArray.from_arrays(offsets, pa.array(tokens.token_counts)),
             }
@@ -336,7 +476,7 @@ class Broker:
         with self._lock:
             slot = self._book.slot(subscription_id)
             self._intake.check(message)
-            columns = self._intake.column_of(message, self._n_messages, is_admitted=False)
+            columns = self._intake.column_of(message, self._tally.messages, is_admitted=False)
             pair = unverified(np.zeros(1, np.int64), np.array([slot]))
             match = self._book.matches(pair, columns)
             entry: Entry | None = None
@@ -392,7 +532,7 @@ class Broker:
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
         messages = trial._intake.columns(raw, 0)
-        received = trial._publish(messages, raw.ids.to_pylist(), raw.ids.type)
+        received = trial._publish(messages, raw.ids.to_pylist(), raw.ids.type, raw.expires)
         return preview(
             subscription_id=subscription.id,
             subscription=trial._book.columns,
@@ -406,13 +546,16 @@ class Broker:
         """Return what the broker holds and has done."""
         with self._lock:
             kinds = self._book.columns.kinds[self._book.slots]
+            n_active = self._active.n_active if self._active else 0
         return Stats(
             subscriptions=len(self),
             by_kind={name: int((kinds == code).sum()) for code, name in enumerate(KINDS)},
-            messages=self._n_messages,
-            candidates=self._n_candidates,
-            deliveries=self._n_deliveries,
+            messages=self._tally.messages,
+            candidates=self._tally.candidates,
+            deliveries=self._tally.deliveries,
+            moves=self._tally.moves,
             window_messages=self._feeds.window.current_rows.size if self._feeds.window else 0,
+            active_messages=n_active,
             vocabulary_tokens=len(self.vocabulary),
             index=self._book.index_name,
         )
@@ -430,27 +573,7 @@ class Broker:
             write_state(path, self._state())
 
     def _state(self) -> State:
-        arrays, subscriptions = self._book.state()
-        tables = {
-            "subscriptions": subscriptions,
-            "vocabulary": self.vocabulary.to_table(),
-            "entries": self._feeds.state(),
-        }
-        if self._feeds.window:
-            message_arrays, tables["messages"] = self._feeds.window.state()
-            arrays |= {f"message_{name}": array for name, array in message_arrays.items()}
-        description = {
-            "space": as_settings(self.space),
-            "window": as_settings(self.window),
-            "now": self._feeds.window.now if self._feeds.window else None,
-            "n_registered": self._book.n_registered,
-            "n_messages": self._n_messages,
-            "n_candidates": self._n_candidates,
-            "n_deliveries": self._n_deliveries,
-            "subscription_id_type": str(self._subscription_id_type),
-            "message_id_type": str(self._intake.id_type),
-        }
-        return State(arrays, tables, description)
+        return state_of(self._parts, self.window, self.lifetime, self.fence)
 
     @classmethod
     def open(
@@ -477,29 +600,23 @@ class Broker:
         checked_choice("check", check, CHECKS)
         state = read_state(path, check=check)
         try:
-            space, window = (of_settings(state.description[part]) for part in ("space", "window"))
+            space, window, fence = (of_settings(state.description[part]) for part in ("space", "window", "fence"))
             vocabulary = Vocabulary.of_table(state.tables["vocabulary"])
+            lifetime = state.description["lifetime"]
             broker = cls(
-                space=space, vocabulary=vocabulary, window=window, index=index, keeping=keeping, threads=threads
+                space=space,
+                vocabulary=vocabulary,
+                window=window,
+                lifetime=None if lifetime is None else float(lifetime),
+                fence=fence,
+                index=index,
+                keeping=keeping,
+                threads=threads,
             )
-            broker._restore(state)
+            restore(broker._parts, state)
         except (KeyError, TypeError, pa.ArrowException) as error:
             raise StorageError(f"{path} holds no complete broker: {error!r}") from error
         return broker
-
-    def _restore(self, state: State) -> None:
-        description = state.description
-        self._n_messages = description["n_messages"]
-        self._n_candidates = description["n_candidates"]
-        self._n_deliveries = description["n_deliveries"]
-        self._subscription_id_type = ID_TYPES[description["subscription_id_type"]]
-        self._intake.id_type = ID_TYPES[description["message_id_type"]]
-        self._book.restore(state.arrays, state.tables["subscriptions"], description["n_registered"])
-        if self._feeds.window:
-            messages = MessageColumns(**part_of(state.arrays, "message_"))
-            self._feeds.window.now = description["now"]
-            self._feeds.window.append(messages, state.tables["messages"]["id"].to_pylist())
-        self._feeds.restore(state.tables["entries"])
 
     # --- inside
 
@@ -510,7 +627,7 @@ class Broker:
             )
         return parsed(subscription, self.vocabulary, self.space)
 
-    def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None) -> Outcome:
+    def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None, *, answer: bool) -> Outcome:
         polygons = {place: row.polygon for place, row in enumerate(rows.values()) if row.polygon is not None}
         with self._writing:
             some = list(rows.values())
@@ -519,7 +636,7 @@ class Broker:
                 COMPILED_ROWS,
                 lambda start, stop, order: compiled(some[start:stop], self.vocabulary, order),
             )
-            return self._register_columns(list(rows), parts, polygons, id_type)
+            return self._register_columns(list(rows), parts, polygons, id_type, answer=answer)
 
     def _in_pieces(self, n_rows: int, size: int, piece: Callable[[int, int, int], Any]) -> list[Any]:
         """Compile subscriptions piece by piece: they admit words, and messages should not wait long for that."""
@@ -529,10 +646,10 @@ class Broker:
                 parts.append(piece(start, start + size, self._book.n_registered + start))
         return parts
 
-    def _subscribed_rows(self, table: pa.Table) -> pa.Table | None:
+    def _subscribed_rows(self, table: pa.Table, *, answer: bool = False) -> pa.Table | None:
         """Register a table of plain rows without looking at them one by one; None if it is no such table."""
         plain = plain_rows(table)
-        if plain is None or (self._subscription_id_type or plain.ids.type) != plain.ids.type:
+        if plain is None or (self._tally.subscription_id_type or plain.ids.type) != plain.ids.type:
             return None
         if plain.kind == "topk" and self.window is None:
             return None
@@ -546,10 +663,17 @@ class Broker:
             )
             if any(part is None for part in parts):
                 return None
-            return self._tabulated(self._register_columns(plain.ids.to_pylist(), parts, {}, plain.ids.type))
+            ids = plain.ids.to_pylist()
+            return self._tabulated(self._register_columns(ids, parts, {}, plain.ids.type, answer=answer))
 
     def _register_columns(
-        self, ids: list[Id], parts: list[SubscriptionColumns], polygons: dict[int, Any], id_type: pa.DataType | None
+        self,
+        ids: list[Id],
+        parts: list[SubscriptionColumns],
+        polygons: dict[int, Any],
+        id_type: pa.DataType | None,
+        *,
+        answer: bool,
     ) -> Outcome:
         with self._guard.change("subscribe"):
             self._book.compact()
@@ -559,25 +683,31 @@ class Broker:
             if not keeps_results:
                 self._book.insert(slots)
             with self._lock:
-                self._subscription_id_type = id_type
-                self._feeds.forget(self._book.remove([key for key in ids if key in self._book]))
+                self._tally.subscription_id_type = id_type
+                self._forget([key for key in ids if key in self._book])
                 # What is found in the window says how a subscription is posted.
                 changes = self._feeds.register(slots)
                 if keeps_results:
                     self._book.insert(slots)
                 self._book.activate(ids, slots)
-                return self._counted(outcome(joined([]), np.zeros(0, np.int64), [], changes))
+                if answer:
+                    changes = all_changes([changes, self._moves.first_answers(slots)])
+                return self._counted(outcome(joined([]), NO_ARRIVALS, [], changes))
 
-    def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType) -> Outcome:
+    def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, expires: Any) -> Outcome:
+        """Match messages and take them in; `expires` is when each of them does, NO_TIME where it does not say."""
         if self._feeds:
             others, changes = self._published_in_pieces(messages, ids, id_type)
         else:
             others, n_candidates = self._book.found(messages)
             with self._guard.change("publish"):
-                self._n_candidates += n_candidates
+                self._tally.candidates += n_candidates
                 self._note_messages(ids, id_type)
                 self._feeds.take(joined([]), messages, ids)
                 changes = self._feeds.finish()
+        if self._active is not None:
+            with self._guard.change("publish"):
+                self._active.append(messages, ids, self._intake.ends(messages.times, expires))
         return self._counted(outcome(others, messages.arrivals, ids, changes))
 
     def _published_in_pieces(
@@ -592,7 +722,7 @@ class Broker:
                 stop = min(len(ids), start + size)
                 piece = rows_between(messages, start, stop)
                 found, n_candidates = self._book.found(piece)
-                self._n_candidates += n_candidates
+                self._tally.candidates += n_candidates
                 keeps_results = self._book.columns.ks[found.slots] > 0
                 self._feeds.take(found.chosen(keeps_results), piece, ids[start:stop])
                 rest = found.chosen(~keeps_results)
@@ -602,20 +732,26 @@ class Broker:
                 start = stop
             return joined(others), self._feeds.finish()
 
+    def _forget(self, ids: list[Id]) -> None:
+        orders = self._book.remove(ids)
+        self._feeds.forget(orders)
+        if self._fences is not None:
+            self._fences.forget(orders)
+
     def _note_messages(self, ids: list[Id], id_type: pa.DataType) -> None:
         if ids:
             self._intake.id_type = id_type
-        self._n_messages += len(ids)
+        self._tally.messages += len(ids)
 
     def _counted(self, result: Outcome) -> Outcome:
-        self._n_deliveries += result.slots.size
+        self._tally.deliveries += result.slots.size
         return result
 
     def _tabulated(self, result: Outcome) -> pa.Table:
         # Without deliveries the arrays may be of any type, and have nothing to say.
         has_some = result.slots.size > 0
         return arrow.deliveries_table(
-            pa.array(self._book.ids[result.slots] if has_some else [], self._subscription_id_type or pa.string()),
+            pa.array(self._book.ids[result.slots] if has_some else [], self._tally.subscription_id_type or pa.string()),
             pa.array(result.message_ids if has_some else [], self._intake.id_type or pa.string()),
             result.changes,
             result.scores,
@@ -634,3 +770,17 @@ def _checked_type(name: str, value: Any, *kinds: type) -> Any:
         wanted = ", ".join(kind.__name__ for kind in kinds)
         raise NearcastError(f"{name} is {value!r}; it must be one of {wanted}")
     return value
+
+
+def _checked_lifetime(lifetime: Any) -> float | None:
+    if lifetime is None or lifetime == math.inf:
+        return lifetime
+    seconds = checked_number("lifetime", lifetime)
+    if not 0 <= seconds <= MAX_LIFETIME:
+        raise NearcastError(f"lifetime is {lifetime!r}; it must be a number of seconds from 0 on, or None")
+    return seconds
+
+
+def _moment(name: str, value: Any) -> int:
+    moment = checked_time(name, value)
+    return NO_TIME if moment is None else moment

@@ -27,6 +27,7 @@ from nearcast.model import (
 
 NO_TIME = -(2**63)
 TIME_IS_MISSING = "ts is missing; a TimeWindow needs the time of every message"
+END_IS_MISSING = "ts and expires are missing; a lifetime needs the time of every message, or its end"
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 TICKS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
@@ -80,6 +81,7 @@ class RawMessages(NamedTuple):
     x: Any
     y: Any
     times: Any
+    expires: Any  # int64, as times
     texts: Any  # Arrow string, or None
     keywords: Any  # Arrow list<string>, or None
     tokens: tuple[Any, Any] | None  # Arrow list<int32> of ids and of counts, if already analysed
@@ -107,7 +109,7 @@ def messages_to_table(messages: Sequence[Message]) -> pa.Table:
     return pa.table(columns)
 
 
-def raw_messages(table: pa.Table, *, needs_time: bool) -> tuple[RawMessages, list[Rejection]]:
+def raw_messages(table: pa.Table, *, needs_time: bool, needs_end: bool = False) -> tuple[RawMessages, list[Rejection]]:
     """Check a table of messages; whether a point lies in the space is left to the caller."""
     check_columns("messages", table, {"id": "id", "x": "x (or lon)", "y": "y (or lat)"})
     ids = id_column(table)
@@ -127,13 +129,15 @@ def raw_messages(table: pa.Table, *, needs_time: bool) -> tuple[RawMessages, lis
         )
     else:
         texts, keywords = _checked_texts(texts, keywords, problems)
-    _, is_bad_end = time_column(table, "expires")
+    expires, is_bad_end = time_column(table, "expires")
     problems.add(is_bad_end, "expires is out of range; it must be a moment between the years -283000 and 287000")
     times, is_bad_time = time_column(table, "ts")
     problems.add(is_bad_time, "ts is out of range; it must be a moment between the years -283000 and 287000")
     if needs_time:
         problems.add(times == NO_TIME, TIME_IS_MISSING)
-    raw = RawMessages(np.arange(table.num_rows), ids, floats(x), floats(y), times, texts, keywords, tokens)
+    if needs_end:
+        problems.add((times == NO_TIME) & (expires == NO_TIME), END_IS_MISSING)
+    raw = RawMessages(np.arange(table.num_rows), ids, floats(x), floats(y), times, expires, texts, keywords, tokens)
     if not problems.is_good.all():
         raw = kept_messages(raw, np.flatnonzero(problems.is_good))
     return raw, problems.rejections(ids)
@@ -174,6 +178,7 @@ def kept_messages(raw: RawMessages, rows: Any) -> RawMessages:
         raw.x[rows],
         raw.y[rows],
         raw.times[rows],
+        raw.expires[rows],
         some(raw.texts),
         some(raw.keywords),
         tokens,

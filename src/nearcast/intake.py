@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,13 @@ import pyarrow as pa
 from nearcast import columns as arrow
 from nearcast.columns import MessageColumns, RawMessages
 from nearcast.errors import NearcastError, Rejection
-from nearcast.model import Id, Message, Space, TimeWindow, Window, checked_time, shortened
+from nearcast.model import MICROSECONDS, Id, Message, Space, TimeWindow, Window, checked_time, shortened
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import is_in_space, outside_reason
 from nearcast.text.vocabulary import TokenRows, Vocabulary, stacked_rows, token_rows_of_arrow
 
 VOCABULARY_KEY = b"nearcast.vocabulary"
+FOREVER = 2**63 - 1
 
 
 def id_type(value: Id) -> pa.DataType:
@@ -33,12 +35,14 @@ def checked_id_type(what: str, value: Id, known: pa.DataType | None) -> pa.DataT
 
 
 class Intake:
-    """Reads messages for a space, a vocabulary and a window; `id_type` is that of the messages so far."""
+    """Reads messages for a space, a vocabulary, a window and a lifetime; `id_type` is that of the messages so far."""
 
-    def __init__(self, space: Space, vocabulary: Vocabulary, window: Window | None):
+    def __init__(self, space: Space, vocabulary: Vocabulary, window: Window | None, lifetime: float | None = None):
         self.space = space
         self.vocabulary = vocabulary
         self.needs_time = isinstance(window, TimeWindow)
+        self._lifetime = lifetime
+        self._needs_end = lifetime is not None and 0 < lifetime < math.inf
         self.id_type: pa.DataType | None = None
 
     def check(self, message: Message) -> None:
@@ -51,6 +55,8 @@ class Intake:
             reason = outside_reason(self.space, message.x, message.y)
         elif message.ts is None and self.needs_time:
             reason = arrow.TIME_IS_MISSING
+        elif message.ts is None and message.expires is None and self._needs_end:
+            reason = arrow.END_IS_MISSING
         if reason:
             raise NearcastError(f"message {message.id!r} was rejected: {reason}")
 
@@ -63,7 +69,7 @@ class Intake:
         table = arrow.as_table(messages)
         if "token_ids" in table.schema.names:
             self._check_vocabulary(table.schema.metadata or {})
-        raw, rejections = arrow.raw_messages(table, needs_time=self.needs_time)
+        raw, rejections = arrow.raw_messages(table, needs_time=self.needs_time, needs_end=self._needs_end)
         if len(raw.ids):
             checked_id_type("message", raw.ids[0].as_py(), self.id_type)
         is_good = is_in_space(self.space, raw.x, raw.y)
@@ -88,6 +94,17 @@ class Intake:
         both = zip(raw.texts.to_pylist(), raw.keywords.to_pylist(), strict=True)
         rows_of_words = [self.vocabulary.of_words(text if words is None else words) for text, words in both]
         return stacked_rows(rows_of_words) if rows_of_words else self.vocabulary.of_texts(raw.texts)
+
+    def ends(self, times: Any, expires: Any) -> Any:
+        """Return the moments at which messages expire: what they say themselves, else by the lifetime."""
+        lifetime = 0.0 if self._lifetime is None else self._lifetime
+        if lifetime == math.inf:
+            ends = np.full(len(times), FOREVER)
+        elif lifetime == 0:
+            ends = np.full(len(times), arrow.NO_TIME)
+        else:
+            ends = np.asarray(times) + round(lifetime * MICROSECONDS)
+        return np.where(expires == arrow.NO_TIME, ends, expires)
 
     def columns(self, raw: RawMessages, first_arrival: int) -> MessageColumns:
         """Return checked messages as columns."""

@@ -236,6 +236,38 @@ class TimeWindow:
 Window = CountWindow | TimeWindow
 
 
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """How a jittering position is kept from flapping; each part is off by default.
+
+    Parameters
+    ----------
+    dwell : seconds, default 0
+        So long a message must have matched, position by position, before its entry is delivered.
+    hysteresis : float, default 0
+        So far outside of the region, in metres or units of the plane, a message must lie before its exit is delivered.
+    accuracy : float, optional
+        Positions that may be wrong by more than this are ignored.
+    """
+
+    dwell: float = 0.0
+    hysteresis: float = 0.0
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dwell", "hysteresis"):
+            _set(self, **{name: _checked_not_negative(name, getattr(self, name))})
+        if self.accuracy is not None:
+            _set(self, accuracy=_checked_not_negative("accuracy", self.accuracy))
+
+
+def _checked_not_negative(name: str, value: Any) -> float:
+    number = checked_number(name, value)
+    if number < 0:
+        raise NearcastError(f"{name} is {number!r}; it must not be negative")
+    return number
+
+
 # --- regions
 
 
@@ -466,14 +498,14 @@ class Nearest:
 Subscription = Boolean | Similar | TopK | Nearest
 
 
-def as_settings(part: Space | Window | None) -> dict[str, Any] | None:
-    """Return a space or window as JSON can hold it."""
+def as_settings(part: Space | Window | Fence | None) -> dict[str, Any] | None:
+    """Return a space, window or fence as JSON can hold it."""
     return None if part is None else {type(part).__name__: asdict(part)}
 
 
 def of_settings(settings: Mapping[str, Any] | None) -> Any:
-    """Return the space or window that `as_settings` was given."""
-    kinds = {kind.__name__: kind for kind in (Planar, Geographic, CountWindow, TimeWindow)}
+    """Return what `as_settings` was given."""
+    kinds = {kind.__name__: kind for kind in (Planar, Geographic, CountWindow, TimeWindow, Fence)}
     return next((kinds[name](**values) for name, values in (settings or {}).items()), None)
 
 

@@ -32,14 +32,14 @@ INPUT_FORMATS = ".parquet, .csv, .jsonl (also .ndjson or .json), or .geojson; .c
 OUTPUT_FORMATS = ".parquet, .csv or .jsonl; .csv and .jsonl also with .gz"
 NUMBERS = (
     *("x", "y", "min_x", "min_y", "max_x", "max_y", "radius"),
-    *("text_weight", "threshold", "k", "spatial_weight"),
+    *("text_weight", "threshold", "k", "spatial_weight", "accuracy"),
 )
 STRINGS = ("text", "expression", "kind", "similarity")
 TIMES = ("ts", "expires")
 KNOWN_NAMES = {*NUMBERS, *STRINGS, *TIMES, "id", "keywords", "region"}
 # What a file without a good row is taken to have had, so that it is empty rather than wrong.
 EMPTY_SCHEMA = ("id", "kind", "expression", "x", "y", "text")
-OTHER_NAMES = {"lon": "x", "lat": "y"}
+OTHER_NAMES = {"lon": "x", "lat": "y", "object_id": "id"}
 
 # Files that are being written, to be removed if the command is stopped.
 unfinished_files: set[Path] = set()
@@ -309,7 +309,7 @@ def _checked_row(row: Any) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for given_name, value in row.items():
         name = OTHER_NAMES.get(given_name, given_name)
-        if name not in KNOWN_NAMES:
+        if name not in KNOWN_NAMES or (name != given_name and name in row):
             continue
         if value is None:
             result.setdefault(name, None)

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 import nearcast
-from nearcast.cli import demo, doctor, explain, fit, match, plan, preview, report
+from nearcast.cli import demo, doctor, explain, fit, match, plan, preview, replay, report
 from nearcast.cli import run as run_pipeline
 from nearcast.cli.files import unfinished_files
 from nearcast.cli.show import errors
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=match.EXAMPLES)(match.match)
+app.command(epilog=replay.EXAMPLES)(replay.replay)
 app.command(epilog=explain.EXAMPLES)(explain.explain)
 app.command(epilog=preview.EXAMPLES)(preview.preview)
 app.command(epilog=fit.EXAMPLES)(fit.fit)

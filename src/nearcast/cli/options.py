@@ -41,6 +41,8 @@ def broker_of(
     window_seconds: float | None,
     vocabulary: Path | None,
     threads: int = 1,
+    lifetime: float | None = None,
+    fence: nc.Fence | None = None,
 ) -> nc.Broker:
     """Return the broker that the options describe."""
     if window_count is not None and window_seconds is not None:
@@ -56,7 +58,7 @@ def broker_of(
     else:
         space = nc.Geographic() if max_dist is None else nc.Geographic(max_dist)
     words = nc.Vocabulary.open(vocabulary) if vocabulary else None
-    return nc.Broker(space=space, vocabulary=words, window=window, threads=threads)
+    return nc.Broker(space=space, vocabulary=words, window=window, lifetime=lifetime, fence=fence, threads=threads)
 
 
 def check_topk_has_window(subscriptions: pa.Table, broker: nc.Broker) -> None:

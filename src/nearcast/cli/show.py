@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -51,7 +52,7 @@ def compiled_kernels(*, is_quiet: bool = False) -> Iterator[None]:
 
 def warm_up() -> None:
     """Run every kernel once."""
-    broker = nc.Broker(window=nc.CountWindow(2))
+    broker = nc.Broker(window=nc.CountWindow(2), lifetime=math.inf)
     # Enough of them to be made a segment of the index.
     broker.subscribe([nc.Boolean(f"{i}", "tea", within=nc.Circle(0, 0, 1)) for i in range(300)])
     broker.subscribe(nc.Boolean("a", "tea NOT milk", within=nc.Circle(0, 0, 1)))
@@ -59,6 +60,8 @@ def warm_up() -> None:
     broker.subscribe(nc.TopK("c", "tea", at=(0, 0)))
     broker.subscribe(nc.Nearest("d", "tea", at=(0, 0)))
     broker.publish_batch([nc.Message("m", 0, 0, "tea time"), nc.Message("n", 0, 0, "")])
+    for name in ("a", "b", "c"):
+        broker.move(name, (0, 1))
     broker.explain("b", nc.Message("o", 0, 0, ["tea"]))
 
 

@@ -44,12 +44,17 @@ NEVER = 1 << 62
 
 
 class SegmentOfSlots(NamedTuple):
-    """A segment, the slots it was built from, the words it was built for, and what it should read a message."""
+    """A segment, the slots it was built from, the words it was built for, and what it should read a message.
+
+    Once a subscription has moved, what was posted here for its old place does not count: `is_here` says which slots
+    are alive and have not moved since.
+    """
 
     segment: Segment
     slots: Any  # int32, ascending
     statistics: Statistics
     expected_read: float
+    is_here: Any = None  # bool, by slot; None as long as none has moved
 
 
 class _View(NamedTuple):
@@ -117,6 +122,22 @@ class AdaptiveIndex:
             else:
                 self._view = self._merged(view, slots)
 
+    def move(self, slots: Any) -> None:
+        """Post subscriptions anew whose places have changed; what was posted for the old ones does not count."""
+        with self._lock:
+            self._view = self._view._replace(segments=tuple(self._without(part, slots) for part in self._view.segments))
+            self.repost(slots)
+
+    def _without(self, part: SegmentOfSlots, slots: Any) -> SegmentOfSlots:
+        """Return a segment in which some slots do not count."""
+        places = np.minimum(np.searchsorted(part.slots, slots), part.slots.size - 1)
+        moved = slots[part.slots[places] == slots]
+        if not moved.size:
+            return part
+        is_here = self._is_alive.copy() if part.is_here is None else part.is_here
+        is_here[moved] = False
+        return part._replace(is_here=is_here)
+
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
         """Take in the subscriptions at `slots`, to be proposed once they are activated."""
         if subscriptions.kinds.size > self._is_alive.size:
@@ -152,6 +173,9 @@ class AdaptiveIndex:
         """Propose the subscriptions at `slots` no more."""
         self._n_not_alive += len(slots)
         self._is_alive[slots] = False
+        for part in self._view.segments:
+            if part.is_here is not None:
+                part.is_here[slots[slots < part.is_here.size]] = False
 
     # --- candidates; from several threads at once
 
@@ -173,8 +197,8 @@ class AdaptiveIndex:
                 part.segment,
                 subscriptions,
                 messages,
-                is_alive,
-                self._n_not_alive > 0,
+                is_alive if part.is_here is None else part.is_here,
+                self._n_not_alive > 0 or part.is_here is not None,
                 scratch.has_word,
                 scratch.weights,
                 scratch.units,
@@ -218,7 +242,14 @@ class AdaptiveIndex:
 
     def state(self) -> dict[str, Any]:
         """Return the segments as arrays, the delta made into one first."""
-        self._view = self._merged(self._view, NO_SLOTS, MAX_MERGED_BY_PUBLISHING)
+        view = self._merged(self._view, NO_SLOTS, MAX_MERGED_BY_PUBLISHING)
+        # A slot that has moved is in several segments; it is saved with the one that counts.
+        segments = [
+            built
+            for part in view.segments
+            for built in ([part] if part.is_here is None else self._built(self._current(part)))
+        ]
+        self._view = view._replace(segments=tuple(segments))
         arrays: dict[str, Any] = {}
         for i, part in enumerate(self._view.segments):
             prefix = f"segment_{i}_"
@@ -270,13 +301,21 @@ class AdaptiveIndex:
         first = first_merged([*sizes, view.delta.size + slots.size], most)
         merged = [*(part.slots for part in view.segments[first:]), view.delta]
         # Those that were posted anew are there several times.
-        slots = np.unique(np.concatenate([self._kept(np.concatenate(merged)), slots]))
+        is_merged = np.zeros(self._is_alive.size, bool)
+        is_merged[self._kept(np.concatenate(merged))] = True
+        is_merged[slots] = True
+        slots = np.flatnonzero(is_merged)
         return _View((*view.segments[:first], *self._built(slots)))
 
     def _kept(self, slots: Any) -> Any:
         """Return slots, of any type, without those that were removed."""
         slots = slots.astype(np.int64)
         return slots[self._is_alive[slots] | (slots >= self._first_pending)]
+
+    def _current(self, part: SegmentOfSlots) -> Any:
+        """Return the slots of a segment that were not removed and have not moved since."""
+        slots = self._kept(part.slots)
+        return slots if part.is_here is None else slots[part.is_here[slots]]
 
     def _built(self, slots: Any) -> list[SegmentOfSlots]:
         if not slots.size:
@@ -314,7 +353,7 @@ class AdaptiveIndex:
         segments: list[SegmentOfSlots] = []
         for part in self._view.segments:
             if divergence(counts, part.statistics.frequencies) > MAX_DIVERGENCE:
-                segments += self._built(self._kept(part.slots))
+                segments += self._built(self._current(part))
                 self.n_rebuilt += 1
             else:
                 segments.append(part)

@@ -85,6 +85,11 @@ class Book:
         except (KeyError, TypeError):
             raise UnknownSubscriptionError(f"no subscription has the id {subscription_id!r}") from None
 
+    def slots_of(self, ids: Iterable[Id | None]) -> Any:
+        """Return the slots of subscriptions, -1 for an id that is unknown."""
+        slot_of: Mapping[Any, int] = self._contents.slot_of
+        return np.array([slot_of.get(subscription_id, -1) for subscription_id in ids], np.int64)
+
     def slots_of_orders(self, orders: Iterable[int]) -> list[int]:
         """Return the slots of subscriptions given by their registration numbers."""
         return np.searchsorted(self.columns.orders, list(orders)).tolist()
@@ -117,6 +122,19 @@ class Book:
     def repost(self, slots: Any) -> None:
         """Let the index know that the floors of subscriptions have changed."""
         self._contents.index.repost(slots)
+
+    def place(self, slots: Any, shapes: Any, numbers: Any, polygons: Mapping[int, Any]) -> None:
+        """Put subscriptions elsewhere, until `move` not yet for the index; `polygons` are by place in `slots`."""
+        columns = self.columns
+        columns.shapes[slots] = shapes
+        columns.numbers[slots] = numbers
+        for slot in slots.tolist() if self.polygons else ():
+            self._contents.polygons.pop(slot, None)
+        self._contents.polygons.update((int(slots[row]), polygon) for row, polygon in polygons.items())
+
+    def move(self, slots: Any) -> None:
+        """Let the index know that subscriptions have been put elsewhere."""
+        self._contents.index.move(slots)
 
     def activate(self, ids: Sequence[Id], slots: Any) -> None:
         """Match the subscriptions at `slots` from now on; their ids must not be in use."""

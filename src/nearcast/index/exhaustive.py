@@ -29,6 +29,9 @@ class ExhaustiveIndex:
     def repost(self, slots: Any) -> None:
         """Do nothing: floors are not looked at."""
 
+    def move(self, slots: Any) -> None:
+        """Do nothing: places are not looked at."""
+
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:  # noqa: ARG002
         """Take in the subscriptions at `slots`, to be proposed once they are activated."""
         n_slots = subscriptions.kinds.size

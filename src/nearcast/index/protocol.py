@@ -43,6 +43,9 @@ class Index(Protocol):
     def repost(self, slots: Any) -> None:
         """Take note that the floors of the top-k and nearest subscriptions at `slots` are others than before."""
 
+    def move(self, slots: Any) -> None:
+        """Take note that the subscriptions at `slots`, no two of them the same, have been put elsewhere."""
+
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
         """Take in the subscriptions at `slots`, not yet to be proposed; `subscriptions` holds every slot so far.
 

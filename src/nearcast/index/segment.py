@@ -51,8 +51,8 @@ from nearcast.kernels.postings import postings as postings_of
 from nearcast.kernels.scored import NO_WORD, SCORED, USUAL_UNIT, paired_ranks, scored_postings
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic, Space
-from nearcast.space.covers import cover
-from nearcast.space.regions import ANYWHERE, BOX
+from nearcast.space.covers import cover, single_boxes
+from nearcast.space.regions import ANYWHERE, BOX, CIRCLE
 
 # Nanoseconds on a current machine; only their ratios matter.
 POSTING_COST = 1.5
@@ -219,7 +219,17 @@ def _covers(s: SubscriptionColumns, slots: Any, is_plain: Any, is_geographic: bo
     offsets[is_anywhere] = n_boxes, n_boxes + 1
     parts = [s.numbers[slots[is_plain]], cover(is_geographic, ANYWHERE, None)]
     n_boxes += 1
-    for place in np.flatnonzero(~is_plain & ~is_anywhere).tolist():
+    # Circles that meet neither the antimeridian nor a pole have one box each, made for all at once too.
+    round_places = np.flatnonzero(s.shapes[slots] == CIRCLE)
+    boxes = single_boxes(is_geographic, s.shapes[slots[round_places]], s.numbers[slots[round_places]])
+    is_single = (boxes[:, 0] > -180) | (not is_geographic)
+    singles = round_places[is_single]
+    parts.append(boxes[is_single])
+    offsets[singles] = n_boxes + np.arange(singles.size)[:, None] + (0, 1)
+    n_boxes += singles.size
+    is_done = is_plain | is_anywhere
+    is_done[singles] = True
+    for place in np.flatnonzero(~is_done).tolist():
         slot = slots[place]
         boxes = cover(is_geographic, int(s.shapes[slot]), s.numbers[slot])
         parts.append(boxes)

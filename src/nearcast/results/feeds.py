@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, X, Y, id_array
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, id_array
 from nearcast.index.book import Book
 from nearcast.index.growable import id_values
 from nearcast.index.matches import Matches, filled
@@ -51,7 +51,7 @@ class FeedChanges(NamedTuple):
     signs: Any
     scores: Any
     distances: Any
-    ranks: Any  # from 1 on
+    ranks: Any  # from 1 on, 0 for none
     message_ids: Any
 
     @property
@@ -59,11 +59,31 @@ class FeedChanges(NamedTuple):
         """How many changes there are."""
         return int(self.slots.size)
 
+    def chosen(self, wanted: Any) -> FeedChanges:
+        """Return some of the changes, by a mask or by their places."""
+        return FeedChanges(*(part[wanted] for part in self))
+
+
+class Standing(NamedTuple):
+    """The results of feeds, and the points of their subscriptions, at one moment."""
+
+    feeds: Any
+    best: Best
+    points: Any  # float64 (n, 2)
+
 
 NO_NUMBERS = np.zeros(0, np.int64)
 NO_CHANGES = FeedChanges(
     NO_NUMBERS, NO_NUMBERS, np.zeros(0, np.int8), np.zeros(0), np.zeros(0), np.zeros(0, np.int32), np.zeros(0, object)
 )
+
+
+def all_changes(parts: Sequence[FeedChanges]) -> FeedChanges:
+    """Return the changes of all parts in one."""
+    some = [part for part in parts if part.size]
+    if len(some) == 1:
+        return some[0]
+    return FeedChanges(*map(np.concatenate, zip(*some, strict=True))) if some else NO_CHANGES
 
 
 class Feeds:
@@ -106,6 +126,17 @@ class Feeds:
         before = self._buffers.best(feeds)
         self._evaluate(feeds)
         return self._changes(feeds, before)
+
+    def standing(self, slots: Any) -> Standing:
+        """Return the results that subscriptions have now, before they are put elsewhere."""
+        self._follow_slots()
+        feeds = self._feed_of_slot[slots].astype(np.int64)
+        return Standing(feeds, self._buffers.best(feeds), self._book.columns.numbers[slots, :2].copy())
+
+    def answer_anew(self, before: Standing) -> FeedChanges:
+        """Answer subscriptions that were put elsewhere from the window; return what has changed."""
+        self._evaluate(before.feeds)
+        return self._changes(before.feeds, before.best, before.points)
 
     def forget(self, orders: Iterable[int]) -> None:
         """End the feeds of removed subscriptions, given by their registration numbers."""
@@ -153,9 +184,7 @@ class Feeds:
         elif len(self._ids) > MIN_IDS + 2 * self._buffers.table["size"].sum():
             held = set(self._buffers.held()[0]["arrival"].tolist())
             self._ids = {arrival: message_id for arrival, message_id in self._ids.items() if arrival in held}
-        if len(changes) == 1:
-            return changes[0]
-        return FeedChanges(*map(np.concatenate, zip(*changes, strict=True))) if changes else NO_CHANGES
+        return all_changes(changes)
 
     def _remember(self, feeds: Any) -> None:
         """Keep the results that feeds had before the batch."""
@@ -298,32 +327,35 @@ class Feeds:
 
     # --- changes
 
-    def _changes(self, feeds: Any, before: Best) -> FeedChanges:
-        """Return what has changed in the results of feeds."""
+    def _changes(self, feeds: Any, before: Best, points: Any = None) -> FeedChanges:
+        """Return what has changed in the results of feeds; `points` are where they were before, if they moved."""
         if not feeds.size:
             return NO_CHANGES
         rows, arrivals, signs, scores, ranks = self._buffers.differences(feeds, before)
         table = self._buffers.table[feeds[rows]]
         slots = table["slot"].astype(np.int64)
         is_nearest = table["is_nearest"] != 0
+        places = self._book.columns.numbers[slots, :2]
+        if points is not None:
+            # What has left had its distance from the place before.
+            places[signs < 0] = points[rows[signs < 0]]
         return FeedChanges(
             slots,
             arrivals,
             signs,
             np.where(is_nearest, np.nan, scores),
-            self._distances(slots, arrivals, scores, is_nearest),
+            self._distances(places, arrivals, scores, is_nearest),
             ranks,
             id_values(self._ids_of(arrivals)),
         )
 
-    def _distances(self, slots: Any, arrivals: Any, scores: Any, is_nearest: Any) -> Any:
+    def _distances(self, points: Any, arrivals: Any, scores: Any, is_nearest: Any) -> Any:
         result = -scores
         if self.window is not None and not is_nearest.all():
             far = np.flatnonzero(~is_nearest)
             rows, m = self.window.rows_of(arrivals[far]), self.window.columns
-            numbers = self._book.columns.numbers[slots[far]]
             is_geographic = isinstance(self._book.space, Geographic)
-            result[far] = distances_of(is_geographic, numbers[:, X], numbers[:, Y], m.x[rows], m.y[rows])
+            result[far] = distances_of(is_geographic, points[far, 0], points[far, 1], m.x[rows], m.y[rows])
         return result
 
     def _ids_of(self, arrivals: Any) -> list[Id]:
@@ -380,9 +412,9 @@ class Feeds:
         feed = self._buffers.table[number]
         part = self._buffers.of(number, int(feed["k"]))
         arrivals, scores = part["arrival"], part["score"]
-        slots = np.full(arrivals.size, feed["slot"], np.int64)
+        points = self._book.columns.numbers[np.full(arrivals.size, slot), :2]
         is_nearest = np.full(arrivals.size, feed["is_nearest"] != 0)
-        distances = self._distances(slots, arrivals, scores, is_nearest)
+        distances = self._distances(points, arrivals, scores, is_nearest)
         recency = arrivals if self.window is None else self._recency_of(arrivals)
         make = nearest_entry if feed["is_nearest"] else topk_entry
         rows = zip(

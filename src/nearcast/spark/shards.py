@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nearcast import columns as arrow
-from nearcast.broker import ID_TYPES, Broker
+from nearcast.broker import Broker
+from nearcast.broker_state import ID_TYPES
 from nearcast.errors import NearcastError, Rejection
 from nearcast.intake import Intake
 from nearcast.model import Id

@@ -1,0 +1,230 @@
+"""Active messages in Z order: lists of positions by token, and boxes around blocks of them.
+
+A **position** is the place of a message in Z order. All messages whose points lie in a box are in few spans of
+positions, which a tree of boxes finds; the list of a token ascends, so that a span is a part of it.
+
+Level 0 of the tree has a box for each block of BLOCK messages, each level above one for FANOUT boxes below it; the
+levels follow each other in `bounds`, from `level_offsets[level]` on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nearcast.jit import kernel
+from nearcast.kernels.message_segment import ONE, bit_of
+from nearcast.space.covers import circle_box
+from nearcast.space.distance import planar_distance
+from nearcast.space.regions import ANYWHERE, BOX, CIRCLE
+
+BLOCK = 32
+FANOUT = 8
+# Boxes of a cover, at most: of a region two.
+MAX_BOXES = 4
+
+
+class ActiveSegment(NamedTuple):
+    """Messages by position."""
+
+    x: Any  # float64
+    y: Any
+    signatures: Any  # uint64, a bit for each token, see message_segment.bit_of
+    expires: Any  # int64: microseconds since 1970
+    arrivals: Any  # int64
+    token_offsets: Any  # int64: ragged rows of
+    token_ids: Any  # int32, ascending
+    tokens: Any  # int32, ascending: those that have a list
+    list_offsets: Any  # int64: ragged rows, one for each of `tokens`, of
+    positions: Any  # int32, ascending
+    bounds: Any  # float64 (n_nodes, 4): min_x, min_y, max_x, max_y
+    level_offsets: Any  # int64
+
+
+@kernel
+def signatures_of(token_offsets: Any, token_ids: Any) -> Any:
+    """Return the bits of the tokens of each row."""
+    result = np.zeros(token_offsets.size - 1, np.uint64)
+    for row in range(result.size):
+        for i in range(token_offsets[row], token_offsets[row + 1]):
+            result[row] |= ONE << np.uint64(bit_of(token_ids[i]))
+    return result
+
+
+@kernel
+def tree_of(x: Any, y: Any) -> Any:
+    """Return the boxes around blocks of points, and where each level of them starts."""
+    n_blocks = (x.size + BLOCK - 1) // BLOCK
+    sizes = np.zeros(64, np.int64)
+    n_levels = 0
+    n_nodes = 0
+    size = n_blocks
+    while size > 0:
+        sizes[n_levels] = size
+        n_levels += 1
+        n_nodes += size
+        size = (size + FANOUT - 1) // FANOUT if size > 1 else 0
+    level_offsets = np.zeros(n_levels + 1, np.int64)
+    level_offsets[1:] = np.cumsum(sizes[:n_levels])
+    bounds = np.empty((n_nodes, 4), np.float64)
+    for node in range(n_blocks):
+        start = node * BLOCK
+        stop = min(start + BLOCK, x.size)
+        bounds[node, 0] = x[start:stop].min()
+        bounds[node, 1] = y[start:stop].min()
+        bounds[node, 2] = x[start:stop].max()
+        bounds[node, 3] = y[start:stop].max()
+    for level in range(1, n_levels):
+        for node in range(sizes[level]):
+            start = level_offsets[level - 1] + node * FANOUT
+            stop = min(start + FANOUT, level_offsets[level])
+            for side in range(4):
+                values = bounds[start:stop, side]
+                bounds[level_offsets[level] + node, side] = values.min() if side < 2 else values.max()
+    return bounds, level_offsets
+
+
+@kernel
+def add_cover(is_geographic: bool, shape: int, numbers: Any, boxes: Any, n_boxes: int) -> int:
+    """Add the boxes that surely hold a region, one or two; return how many there are now.
+
+    A region that reaches the antimeridian on one side has a box on the other side too.
+    """
+    west, south, east, north = -np.inf, -np.inf, np.inf, np.inf
+    if shape == CIRCLE:
+        west, south, east, north = circle_box(is_geographic, numbers[0], numbers[1], numbers[2])
+    elif shape != ANYWHERE:
+        west, south, east, north = numbers[0], numbers[1], numbers[2], numbers[3]
+    if is_geographic and shape != ANYWHERE:
+        if south <= -90.0 or north >= 90.0 or east - west >= 360.0:
+            west, east = -180.0, 180.0
+        elif west > east:
+            boxes[n_boxes] = west, south, 180.0, north
+            n_boxes += 1
+            west = -180.0
+        elif west <= -180.0:
+            boxes[n_boxes] = west + 360.0, south, 180.0, north
+            n_boxes += 1
+        elif east >= 180.0:
+            boxes[n_boxes] = -180.0, south, east - 360.0, north
+            n_boxes += 1
+    boxes[n_boxes] = west, south, east, north
+    return n_boxes + 1
+
+
+@kernel
+def is_in_boxes(boxes: Any, n_boxes: int, x: float, y: float) -> bool:
+    """Whether a point lies in one of the boxes."""
+    for i in range(n_boxes):
+        if boxes[i, 0] <= x <= boxes[i, 2] and boxes[i, 1] <= y <= boxes[i, 3]:
+            return True
+    return False
+
+
+@kernel
+def meets_boxes(boxes: Any, n_boxes: int, node: Any) -> bool:
+    """Whether a box meets one of others."""
+    for i in range(n_boxes):
+        if boxes[i, 0] <= node[2] and boxes[i, 2] >= node[0] and boxes[i, 1] <= node[3] and boxes[i, 3] >= node[1]:
+            return True
+    return False
+
+
+@kernel
+def is_surely_within(is_geographic: bool, shape: int, numbers: Any, node: Any) -> bool:
+    """Whether all points of a box lie in a region; no where that is hard to tell."""
+    if shape == ANYWHERE:
+        return True
+    if shape == BOX:
+        # A box that crosses the antimeridian is said to hold none.
+        is_across = numbers[0] <= node[0] and numbers[2] >= node[2] and numbers[0] <= numbers[2]
+        return is_across and numbers[1] <= node[1] and numbers[3] >= node[3]
+    if shape != CIRCLE or is_geographic:
+        return False
+    # The computed distance grows with that on each axis, so the farthest corner speaks for all points.
+    for x in (node[0], node[2]):
+        for y in (node[1], node[3]):
+            if planar_distance(numbers[0], numbers[1], x, y) > numbers[2]:
+                return False
+    return True
+
+
+@kernel
+def overlapping(
+    segment: Any,
+    boxes: Any,
+    n_boxes: int,
+    old_shape: int,
+    old_numbers: Any,
+    new_shape: int,
+    new_numbers: Any,
+    skips_inside: bool,
+    is_geographic: bool,
+    starts: Any,
+    stops: Any,
+) -> int:
+    """Fill in the spans of positions that may lie in one of the boxes; return their number.
+
+    With `skips_inside` what surely lies in both regions is left out. There may be as many spans as blocks.
+    """
+    bounds = segment.bounds
+    level_offsets = segment.level_offsets
+    n_messages = segment.x.size
+    n_levels = level_offsets.size - 1
+    stack = np.empty((n_levels + 1) * FANOUT, np.int64)
+    n_stack = 0
+    n_spans = 0
+    if n_levels > 0:
+        stack[0] = level_offsets[n_levels] - 1
+        n_stack = 1
+    while n_stack > 0:
+        n_stack -= 1
+        node = stack[n_stack]
+        box = bounds[node]
+        if not meets_boxes(boxes, n_boxes, box):
+            continue
+        if (
+            skips_inside
+            and is_surely_within(is_geographic, old_shape, old_numbers, box)
+            and is_surely_within(is_geographic, new_shape, new_numbers, box)
+        ):
+            continue
+        if node < level_offsets[1]:
+            start = node * BLOCK
+            stop = min(start + BLOCK, n_messages)
+            if n_spans > 0 and stops[n_spans - 1] == start:
+                stops[n_spans - 1] = stop
+            else:
+                starts[n_spans] = start
+                stops[n_spans] = stop
+                n_spans += 1
+            continue
+        level = 1
+        while node >= level_offsets[level + 1]:
+            level += 1
+        first = level_offsets[level - 1] + (node - level_offsets[level]) * FANOUT
+        last = min(first + FANOUT, level_offsets[level])
+        # The last child goes down first, so that spans ascend.
+        for child in range(last - 1, first - 1, -1):
+            stack[n_stack] = child
+            n_stack += 1
+    return n_spans
+
+
+@kernel
+def first_from(positions: Any, start: int, stop: int, least: int) -> int:
+    """Return where a part of an ascending list reaches a value; the farther it is, the longer it takes."""
+    step = 1
+    low = start
+    while low + step < stop and positions[low + step] < least:
+        low += step
+        step *= 2
+    high = min(low + step, stop)
+    while low < high:
+        middle = (low + high) // 2
+        if positions[middle] < least:
+            low = middle + 1
+        else:
+            high = middle
+    return low

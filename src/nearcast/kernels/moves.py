@@ -1,0 +1,284 @@
+"""What changes for subscriptions that move: active messages that match at one of two places, not at both.
+
+s                    SubscriptionColumns of those that move, one slot each; `shapes` and `numbers` are the new place
+old_shapes, old_numbers   the place before
+has_old              False if there was none: the subscriptions are new
+short                so short a list of messages is read in full rather than span by span
+
+Only what lies in the one region and not in the other is looked at (AP+-Tree, section 4.2.5): blocks of messages that
+lie in both are passed over, then messages that do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nearcast.columns import X, Y
+from nearcast.jit import kernel
+from nearcast.kernels.active_segment import (
+    BLOCK,
+    MAX_BOXES,
+    add_cover,
+    first_from,
+    is_in_boxes,
+    overlapping,
+)
+from nearcast.kernels.message_segment import ONE, bit_of
+from nearcast.kernels.verify import is_subset
+from nearcast.scoring.textual import n_shared
+from nearcast.space.regions import ANYWHERE, CIRCLE, POLYGON, might_be_in_region
+
+
+@kernel
+def list_of(segment: Any, token: int) -> Any:
+    """Return from where to where the list of a token goes; the same twice if no message has it."""
+    tokens = segment.tokens
+    at = np.searchsorted(tokens, token)
+    if at == tokens.size or tokens[at] != token:
+        return 0, 0
+    return segment.list_offsets[at], segment.list_offsets[at + 1]
+
+
+@kernel
+def is_clause_true(s: Any, clause: int, m_ids: Any) -> bool:
+    """Whether a clause holds for the tokens of a message."""
+    required = s.required_ids[s.required_offsets[clause] : s.required_offsets[clause + 1]]
+    forbidden = s.forbidden_ids[s.forbidden_offsets[clause] : s.forbidden_offsets[clause + 1]]
+    return is_subset(required, m_ids) and n_shared(forbidden, m_ids) == 0
+
+
+@kernel
+def grown(values: Any) -> Any:
+    """Return an array of twice the size, filled as far as `values` is."""
+    result = np.empty(2 * values.size, values.dtype)
+    result[: values.size] = values
+    return result
+
+
+@kernel
+def boolean_changes(
+    segment: Any,
+    s: Any,
+    slots: Any,
+    old_shapes: Any,
+    old_numbers: Any,
+    has_old: bool,
+    now: int,
+    is_geographic: bool,
+    short: int,
+) -> Any:
+    """Return slots, positions and signs of what changes for boolean subscriptions.
+
+    The sign is 0 where a polygon has to be asked: the message lies in the box around one.
+    """
+    xs = segment.x
+    ys = segment.y
+    signatures = segment.signatures
+    expires = segment.expires
+    m_offsets = segment.token_offsets
+    m_ids = segment.token_ids
+    positions = segment.positions
+    starts = np.empty(xs.size // BLOCK + 2, np.int64)
+    stops = np.empty(starts.size, np.int64)
+    boxes = np.empty((MAX_BOXES, 4), np.float64)
+    out_slots = np.empty(1024, np.int64)
+    out_positions = np.empty(1024, np.int64)
+    out_signs = np.empty(1024, np.int8)
+    n_out = 0
+    for slot in slots:
+        old_shape = old_shapes[slot]
+        new_shape = s.shapes[slot]
+        old_place = old_numbers[slot]
+        new_place = s.numbers[slot]
+        has_polygon = new_shape == POLYGON or (has_old and old_shape == POLYGON)
+        n_boxes = -1
+        n_spans = -1
+        first_clause = s.clause_offsets[slot]
+        for clause in range(first_clause, s.clause_offsets[slot + 1]):
+            # The shortest list of the words that a message must have, and the bits of them all.
+            needed = np.uint64(0)
+            list_start = 0
+            list_stop = xs.size
+            is_listed = False
+            for i in range(s.required_offsets[clause], s.required_offsets[clause + 1]):
+                needed |= ONE << np.uint64(bit_of(s.required_ids[i]))
+                start, stop = list_of(segment, s.required_ids[i])
+                if not is_listed or stop - start < list_stop - list_start:
+                    list_start = start
+                    list_stop = stop
+                    is_listed = True
+            if list_start == list_stop:
+                continue
+            if n_boxes < 0:
+                n_boxes = 0
+                if has_old:
+                    n_boxes = add_cover(is_geographic, old_shape, old_place, boxes, n_boxes)
+                n_boxes = add_cover(is_geographic, new_shape, new_place, boxes, n_boxes)
+            n_parts = 1
+            is_short = list_stop - list_start <= short
+            if not is_short:
+                if n_spans < 0:
+                    n_spans = overlapping(
+                        segment,
+                        boxes,
+                        n_boxes,
+                        old_shape,
+                        old_place,
+                        new_shape,
+                        new_place,
+                        has_old,
+                        is_geographic,
+                        starts,
+                        stops,
+                    )
+                n_parts = n_spans
+            for part in range(n_parts):
+                low = list_start
+                high = list_stop
+                last = xs.size
+                if not is_short:
+                    last = stops[part]
+                    if is_listed:
+                        low = first_from(positions, list_start, list_stop, starts[part])
+                        list_start = low
+                    else:
+                        low = starts[part]
+                        high = last
+                for i in range(low, high):
+                    position = np.int64(positions[i]) if is_listed else i
+                    if position >= last:
+                        break
+                    if signatures[position] & needed != needed or expires[position] <= now:
+                        continue
+                    x = xs[position]
+                    y = ys[position]
+                    if not is_in_boxes(boxes, n_boxes, x, y):
+                        continue
+                    was = has_old and might_be_in_region(is_geographic, old_shape, old_place, x, y)
+                    is_now = might_be_in_region(is_geographic, new_shape, new_place, x, y)
+                    if was == is_now and not (has_polygon and is_now):
+                        continue
+                    words = m_ids[m_offsets[position] : m_offsets[position + 1]]
+                    if not is_clause_true(s, clause, words):
+                        continue
+                    # Found by an earlier clause already.
+                    is_again = False
+                    for other in range(first_clause, clause):
+                        is_again = is_again or is_clause_true(s, other, words)
+                    if is_again:
+                        continue
+                    if n_out == out_slots.size:
+                        out_slots = grown(out_slots)
+                        out_positions = grown(out_positions)
+                        out_signs = grown(out_signs)
+                    out_slots[n_out] = slot
+                    out_positions[n_out] = position
+                    out_signs[n_out] = 0 if has_polygon else (1 if is_now else -1)
+                    n_out += 1
+    return out_slots[:n_out], out_positions[:n_out], out_signs[:n_out]
+
+
+@kernel
+def is_first_shared(s: Any, slot: int, place: int, m_ids: Any) -> bool:
+    """Whether no token of a subscription before the one at `place` is among those of a message."""
+    before = s.token_ids[s.token_offsets[slot] : place]
+    return n_shared(before, m_ids) == 0
+
+
+@kernel
+def similar_candidates(
+    segment: Any,
+    s: Any,
+    slots: Any,
+    old_numbers: Any,
+    reaches: Any,
+    has_old: bool,
+    now: int,
+    is_geographic: bool,
+    short: int,
+) -> Any:
+    """Return slots and positions that similarity subscriptions may have at one of two places.
+
+    reaches   by slot: how far a message may be, infinite if anywhere; minus that, or -inf, if it must share a word
+    """
+    xs = segment.x
+    ys = segment.y
+    expires = segment.expires
+    m_offsets = segment.token_offsets
+    m_ids = segment.token_ids
+    positions = segment.positions
+    starts = np.empty(xs.size // BLOCK + 2, np.int64)
+    stops = np.empty(starts.size, np.int64)
+    boxes = np.empty((MAX_BOXES, 4), np.float64)
+    circle = np.zeros(4, np.float64)
+    out_slots = np.empty(1024, np.int64)
+    out_positions = np.empty(1024, np.int64)
+    n_out = 0
+    for slot in slots:
+        reach = abs(reaches[slot])
+        needs_word = reaches[slot] < 0
+        shape = ANYWHERE if reach == np.inf else CIRCLE
+        circle[2] = reach
+        n_boxes = 0
+        if has_old:
+            circle[0] = old_numbers[slot, X]
+            circle[1] = old_numbers[slot, Y]
+            n_boxes = add_cover(is_geographic, shape, circle, boxes, n_boxes)
+        circle[0] = s.numbers[slot, X]
+        circle[1] = s.numbers[slot, Y]
+        n_boxes = add_cover(is_geographic, shape, circle, boxes, n_boxes)
+        n_spans = -1
+        first_token = s.token_offsets[slot]
+        last_token = s.token_offsets[slot + 1] if needs_word else first_token + 1
+        for place in range(first_token, last_token):
+            list_start = 0
+            list_stop = xs.size
+            if needs_word:
+                list_start, list_stop = list_of(segment, s.token_ids[place])
+            n_parts = 1
+            is_short = list_stop - list_start <= short
+            if not is_short:
+                if n_spans < 0:
+                    n_spans = overlapping(
+                        segment, boxes, n_boxes, shape, circle, shape, circle, False, is_geographic, starts, stops
+                    )
+                n_parts = n_spans
+            for part in range(n_parts):
+                low = list_start
+                high = list_stop
+                last = xs.size
+                if not is_short:
+                    last = stops[part]
+                    if needs_word:
+                        low = first_from(positions, list_start, list_stop, starts[part])
+                        list_start = low
+                    else:
+                        low = starts[part]
+                        high = last
+                for i in range(low, high):
+                    position = np.int64(positions[i]) if needs_word else i
+                    if position >= last:
+                        break
+                    if expires[position] <= now or not is_in_boxes(boxes, n_boxes, xs[position], ys[position]):
+                        continue
+                    words = m_ids[m_offsets[position] : m_offsets[position + 1]]
+                    if needs_word and not is_first_shared(s, slot, place, words):
+                        continue
+                    if n_out == out_slots.size:
+                        out_slots = grown(out_slots)
+                        out_positions = grown(out_positions)
+                    out_slots[n_out] = slot
+                    out_positions[n_out] = position
+                    n_out += 1
+    return out_slots[:n_out], out_positions[:n_out]
+
+
+@kernel
+def might_be_in_regions(is_geographic: bool, shapes: Any, numbers: Any, x: Any, y: Any) -> Any:
+    """Whether each point lies in the region beside it; for a polygon, in the box around it."""
+    result = np.empty(x.size, np.bool_)
+    for i in range(x.size):
+        result[i] = might_be_in_region(is_geographic, shapes[i], numbers[i], x[i], y[i])
+    return result
