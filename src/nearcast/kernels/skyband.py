@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearcast.jit import kernel
+from nearcast.jit import kernel, prefetch
 
 FEED = np.dtype(
     [("start", np.int64), ("order", np.int64)]
     + [(name, np.int32) for name in ("size", "capacity", "k", "slot", "is_nearest", "max_dominators")]
 )
+# Buffers lie anywhere in memory; they are asked for so many feeds ahead.
+AHEAD = 16
 ENTRY = np.dtype([("score", np.float64), ("arrival", np.int64), ("n_dominators", np.int64)])
 
 
@@ -42,31 +44,29 @@ class Clock(NamedTuple):
 
 
 @kernel
-def recency(clock: Any, arrival: int) -> int:
+def recency(has_times: bool, times: Any, first_row: int, arrival: int) -> int:
     """Return what is larger for a newer message."""
-    return clock.times[arrival - clock.first_row] if clock.has_times else arrival
+    return times[arrival - first_row] if has_times else arrival
 
 
 @kernel
-def is_current(clock: Any, arrival: int) -> bool:
-    """Whether a message has not expired."""
-    if not clock.has_window:
-        return True
-    if arrival < clock.first_arrival:
+def is_current(has_times: bool, times: Any, first_row: int, first_arrival: int, after_time: int, arrival: int) -> bool:
+    """Whether a message of a window has not expired."""
+    if arrival < first_arrival:
         return False
-    return not clock.has_times or clock.times[arrival - clock.first_row] > clock.after_time
+    return not has_times or times[arrival - first_row] > after_time
 
 
 @kernel
-def is_id_before(clock: Any, arrival: int, other: int) -> bool:
+def is_id_before(id_offsets: Any, id_bytes: Any, first_row: int, arrival: int, other: int) -> bool:
     """Whether the id of a message comes first; of equal ids the one that arrived later."""
-    a = clock.id_offsets[arrival - clock.first_row]
-    b = clock.id_offsets[other - clock.first_row]
-    a_end = clock.id_offsets[arrival - clock.first_row + 1]
-    b_end = clock.id_offsets[other - clock.first_row + 1]
+    a = id_offsets[arrival - first_row]
+    b = id_offsets[other - first_row]
+    a_end = id_offsets[arrival - first_row + 1]
+    b_end = id_offsets[other - first_row + 1]
     while a < a_end and b < b_end:
-        if clock.id_bytes[a] != clock.id_bytes[b]:
-            return clock.id_bytes[a] < clock.id_bytes[b]
+        if id_bytes[a] != id_bytes[b]:
+            return id_bytes[a] < id_bytes[b]
         a += 1
         b += 1
     if a_end - a != b_end - b:
@@ -75,33 +75,36 @@ def is_id_before(clock: Any, arrival: int, other: int) -> bool:
 
 
 @kernel
-def is_before(clock: Any, is_nearest: bool, score: float, arrival: int, other_score: float, other: int) -> bool:
-    """Whether a message ranks before another."""
-    if score != other_score:
-        return score > other_score
-    if is_nearest:
-        return arrival < other
-    mine = recency(clock, arrival)
-    its = recency(clock, other)
-    if mine != its:
-        return mine > its
-    return is_id_before(clock, arrival, other)
-
-
-@kernel
-def insert(clock: Any, feed: Any, entries: Any, score: float, arrival: int) -> bool:
+def insert(
+    has_window: bool,
+    has_times: bool,
+    times: Any,
+    first_row: int,
+    id_offsets: Any,
+    id_bytes: Any,
+    feed: Any,
+    entries: Any,
+    score: float,
+    arrival: int,
+) -> bool:
     """Put a message into its place in a buffer that has room, unless too many dominate it; return whether it is in."""
     start = feed["start"]
     size = feed["size"]
     max_dominators = feed["max_dominators"]
     is_nearest = feed["is_nearest"] != 0
-    mine = recency(clock, arrival) if clock.has_window else 0
+    mine = recency(has_times, times, first_row, arrival) if has_window else 0
     place = start
     n_dominators = 0
-    while place < start + size and not is_before(
-        clock, is_nearest, score, arrival, entries[place]["score"], entries[place]["arrival"]
-    ):
-        if not clock.has_window or recency(clock, entries[place]["arrival"]) >= mine:
+    while place < start + size and entries[place]["score"] >= score:
+        other = entries[place]["arrival"]
+        its = recency(has_times, times, first_row, other) if has_window else 0
+        if entries[place]["score"] == score:
+            is_before = arrival < other if is_nearest else mine > its
+            if not is_nearest and mine == its:
+                is_before = is_id_before(id_offsets, id_bytes, first_row, arrival, other)
+            if is_before:
+                break
+        if its >= mine:
             n_dominators += 1
             if n_dominators == max_dominators:
                 return False
@@ -110,7 +113,7 @@ def insert(clock: Any, feed: Any, entries: Any, score: float, arrival: int) -> b
     end = place
     for i in range(place, start + size):
         entries[end] = entries[i]
-        if not clock.has_window or mine >= recency(clock, entries[i]["arrival"]):
+        if not has_window or mine >= recency(has_times, times, first_row, entries[i]["arrival"]):
             entries[end]["n_dominators"] += 1
         end += entries[end]["n_dominators"] < max_dominators
     for i in range(end, place, -1):
@@ -120,18 +123,6 @@ def insert(clock: Any, feed: Any, entries: Any, score: float, arrival: int) -> b
     entries[place]["n_dominators"] = n_dominators
     feed["size"] = end + 1 - start
     return True
-
-
-@kernel
-def drop_expired(clock: Any, feed: Any, entries: Any) -> None:
-    """Remove what has expired from a buffer."""
-    start = feed["start"]
-    to = start
-    for i in range(start, start + feed["size"]):
-        if is_current(clock, entries[i]["arrival"]):
-            entries[to] = entries[i]
-            to += 1
-    feed["size"] = to - start
 
 
 @kernel
@@ -169,6 +160,9 @@ def move_buffers(feeds: Any, entries: Any, rows: Any, starts: Any, capacities: A
 def copy_best(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any, scores: Any) -> None:
     """Fill in the best k of each feed, from its offset on."""
     for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch(feeds, rows[i + AHEAD])
+            prefetch(entries, feeds[rows[i + AHEAD // 2]]["start"])
         feed = feeds[rows[i]]
         for j in range(min(feed["size"], feed["k"])):
             arrivals[offsets[i] + j] = entries[feed["start"] + j]["arrival"]
@@ -184,29 +178,73 @@ def update(
     offsets, arrivals, scores   ragged rows, one for each of `rows`; a message may be there twice
     is_in                       filled in: whether each of them was inserted
     """
+    # Local names: handing over a named tuple costs more than all that is done with it.
+    has_window = clock.has_window
+    has_times = clock.has_times
+    first_row = clock.first_row
+    first_arrival = clock.first_arrival
+    after_time = clock.after_time
+    times = clock.times
+    id_offsets = clock.id_offsets
+    id_bytes = clock.id_bytes
     for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch(feeds, rows[i + AHEAD])
+            prefetch(entries, feeds[rows[i + AHEAD // 2]]["start"])
         feed = feeds[rows[i]]
-        if clock.has_window:
-            drop_expired(clock, feed, entries)
+        if has_window:
+            start = feed["start"]
+            to = start
+            for place in range(start, start + feed["size"]):
+                if is_current(has_times, times, first_row, first_arrival, after_time, entries[place]["arrival"]):
+                    if to < place:
+                        entries[to] = entries[place]
+                    to += 1
+            feed["size"] = to - start
         last = -1
         for j in range(offsets[i], offsets[i + 1]):
             arrival = arrivals[j]
-            if arrival != last and scores[j] >= floors[i] and is_current(clock, arrival):
-                is_in[j] = insert(clock, feed, entries, scores[j], arrival)
+            if arrival == last or scores[j] < floors[i]:
+                continue
             last = arrival
+            if not has_window or is_current(has_times, times, first_row, first_arrival, after_time, arrival):
+                is_in[j] = insert(
+                    has_window,
+                    has_times,
+                    times,
+                    first_row,
+                    id_offsets,
+                    id_bytes,
+                    feed,
+                    entries,
+                    scores[j],
+                    arrival,
+                )
 
 
 @kernel
 def differences(
-    feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any, scores: Any, out_offsets: Any, out: Any
+    feeds: Any,
+    entries: Any,
+    rows: Any,
+    offsets: Any,
+    arrivals: Any,
+    scores: Any,
+    out_offsets: Any,
+    first_row: int,
+    out: Any,
 ) -> Any:
     """Fill in what changed in the best k of feeds, given those before; return how much it is for each.
 
-    out   row of `rows`, arrival, sign, score, rank from 1 on (of what left, that before); from out_offsets[i] on
+    out   row, the first being `first_row`, arrival, sign, score, rank from 1 on (of what left, that before); from
+          out_offsets[i] on
     """
     out_rows, out_arrivals, out_signs, out_scores, out_ranks = out
     counts = np.zeros(rows.size, np.int64)
     for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch(feeds, rows[i + AHEAD])
+            prefetch(entries, feeds[rows[i + AHEAD // 2]]["start"])
         feed = feeds[rows[i]]
         start = feed["start"]
         size = min(feed["size"], feed["k"])
@@ -221,7 +259,7 @@ def differences(
             for place in range(start + same, start + size):
                 is_there = is_there or entries[place]["arrival"] == arrivals[j]
             if not is_there:
-                out_rows[end] = i
+                out_rows[end] = first_row + i
                 out_arrivals[end] = arrivals[j]
                 out_signs[end] = -1
                 out_scores[end] = scores[j]
@@ -232,7 +270,7 @@ def differences(
             for j in range(offsets[i] + same, offsets[i + 1]):
                 was_there = was_there or entries[place]["arrival"] == arrivals[j]
             if not was_there:
-                out_rows[end] = i
+                out_rows[end] = first_row + i
                 out_arrivals[end] = entries[place]["arrival"]
                 out_signs[end] = 1
                 out_scores[end] = entries[place]["score"]

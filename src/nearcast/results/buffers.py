@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,8 @@ from nearcast.kernels.skyband import (
 )
 
 MIN_ROOM = 4
+# So few feeds are not worth several threads.
+MIN_DIVIDED = 512
 # So many entries may lie idle before all buffers are laid out anew; beyond it, as many as are in use.
 MIN_IDLE = 1024
 
@@ -54,7 +58,8 @@ class Differences(NamedTuple):
 class Buffers:
     """A feed is a row of `table`, FEED; those of removed subscriptions are used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
+        self._pool = pool
         self._feeds = Growable(np.zeros(0, FEED))
         self._entries = Growable(np.zeros(0, ENTRY))
         self._free: list[int] = []
@@ -95,7 +100,13 @@ class Buffers:
         """Drop what has expired, insert what is new and has at least the floor; return which of it was inserted."""
         self._make_room(news.feeds, np.diff(news.offsets))
         is_in = np.zeros(news.arrivals.size, bool)
-        update(clock, self.table, self._entries.values, *news, floors, is_in)
+        table, entries = self.table, self._entries.values
+
+        def update_some(start: int, stop: int) -> None:
+            some = (news.feeds[start:stop], news.offsets[start : stop + 1], news.arrivals, news.scores)
+            update(clock, table, entries, *some, floors[start:stop], is_in)
+
+        self._divided(news.feeds.size, update_some)
         return is_in
 
     def drop_below(self, feeds: Any, floors: Any) -> None:
@@ -127,7 +138,12 @@ class Buffers:
         rows = self.table[feeds]
         offsets = np.concatenate([[0], np.cumsum(np.minimum(rows["size"], rows["k"]), dtype=np.int64)])
         arrivals, scores = np.empty(offsets[-1], np.int64), np.empty(offsets[-1])
-        copy_best(self.table, self._entries.values, feeds, offsets, arrivals, scores)
+        table, entries = self.table, self._entries.values
+
+        def copy_some(start: int, stop: int) -> None:
+            copy_best(table, entries, feeds[start:stop], offsets[start : stop + 1], arrivals, scores)
+
+        self._divided(feeds.size, copy_some)
         return Best(offsets, arrivals, scores)
 
     def differences(self, feeds: Any, before: Best) -> Differences:
@@ -137,9 +153,22 @@ class Buffers:
         starts = np.concatenate([[0], np.cumsum(most, dtype=np.int64)])
         n = int(starts[-1])
         out = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int8), np.empty(n), np.empty(n, np.int32))
-        counts = differences(self.table, self._entries.values, feeds, *before, starts, out)
+        table, entries = self.table, self._entries.values
+
+        def some_differences(start: int, stop: int) -> Any:
+            some = (feeds[start:stop], before.offsets[start : stop + 1], before.arrivals, before.scores)
+            return differences(table, entries, *some, starts[start : stop + 1], start, out)
+
+        counts = np.concatenate(self._divided(feeds.size, some_differences))
         places = _spread(starts[:-1], counts)
         return Differences(*(part[places] for part in out))
+
+    def _divided(self, n_feeds: int, work: Callable[[int, int], Any]) -> list[Any]:
+        """Return what `work` gives for all feeds from one place to another, divided among threads."""
+        if self._pool is None or n_feeds < MIN_DIVIDED:
+            return [work(0, n_feeds)]
+        step = -(-n_feeds // (2 * self._pool._max_workers))
+        return list(self._pool.map(lambda start: work(start, min(start + step, n_feeds)), range(0, n_feeds, step)))
 
     def _make_room(self, feeds: Any, n_new: Any) -> None:
         """Move the buffers that are too small for so many more entries."""

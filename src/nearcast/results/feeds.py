@@ -98,7 +98,7 @@ class Feeds:
         self._messages = MessageIndex(book.space) if window else None
         self._book = book
         self._keeping = KEEPINGS[keeping]
-        self._buffers = Buffers()
+        self._buffers = Buffers(book.pool)
         self.n_evaluated = 0
         self._feed_of_slot = np.zeros(0, np.int32)
         self._generation = -1
