@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +21,7 @@ from nearcast.explain import Explanation, explanation
 from nearcast.index.book import Book, rows_between
 from nearcast.index.compile import Parsed, compiled, compiled_rows, parsed, taken
 from nearcast.index.growable import stacked
-from nearcast.index.matches import Matches, joined
+from nearcast.index.matches import NO_MATCHES, Matches, joined
 from nearcast.index.protocol import unverified
 from nearcast.index.registry import INDEXES, IndexName
 from nearcast.intake import Intake, checked_id_type, id_type
@@ -54,7 +55,7 @@ from nearcast.model import (
 )
 from nearcast.preview import Preview, preview
 from nearcast.results.active import ActiveMessages
-from nearcast.results.feeds import FeedChanges, Feeds, all_changes
+from nearcast.results.feeds import NO_CHANGES, FeedChanges, Feeds, all_changes
 from nearcast.results.fences import Fences
 from nearcast.results.keeping import KEEPINGS, KeepingName
 from nearcast.results.moves import Moves
@@ -69,6 +70,8 @@ OnError = Literal["raise", "skip"]
 ON_ERROR = ("raise", "skip")
 # So many subscriptions are compiled while messages wait: a tenth of a second or less.
 COMPILED_ROWS = 1_000
+# So many subscriptions that came one by one may wait to be registered together.
+MAX_WAITING = 64
 COMPILED_PLAIN_ROWS = 1 << 16
 # A batch is taken in by pieces while there are feeds: the first has so many messages, the others as many as should give
 # so many pairs of a feed and a message, but not much more than the one before.
@@ -176,6 +179,8 @@ class Broker:
         self._tally = Tally()
         self._parts = Parts(self._book, self._feeds, self._intake, self._active, self._fences, self._tally)
         self._guard = Guard()
+        # Subscriptions that came one by one and keep no results; together they are registered in half of the time.
+        self._waiting: dict[Id, Parsed] = {}
 
     # --- subscriptions
 
@@ -223,6 +228,15 @@ class Broker:
             kind = checked_id_type("subscription", subscriptions.id, self._tally.subscription_id_type)
             row = self._parsed(subscriptions)
             with self._writing:
+                if not answer and row.k == 0:
+                    self._guard.check()
+                    self._tally.subscription_id_type = kind
+                    self._waiting.pop(subscriptions.id, None)
+                    self._waiting[subscriptions.id] = row
+                    if len(self._waiting) == MAX_WAITING:
+                        self._settle()
+                    return []
+                self._settle()
                 return self._listed(self._register({subscriptions.id: row}, kind, answer=answer))
         items: Iterable[Any] = subscriptions
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
@@ -255,6 +269,7 @@ class Broker:
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
         with self._writing:
+            self._settle()
             answers = self._tabulated(self._register(rows, known_type, answer=answer))
         return (answers, arrow.rejections_table(rejections)) if on_error == "skip" else answers
 
@@ -321,6 +336,7 @@ class Broker:
         checked_choice("on_error", on_error, ON_ERROR)
         if isinstance(what, (pa.Table, pa.RecordBatch)):
             with self._writing, self._lock:
+                self._settle()
                 found, rejections = positions(self._book, arrow.as_table(what), **self._demands)
                 if rejections and on_error == "raise":
                     raise RejectedRowsError(rejections)
@@ -333,6 +349,7 @@ class Broker:
         if margin < 0:
             raise NearcastError(f"accuracy is {accuracy!r}; it must not be negative")
         with self._writing, self._lock:
+            self._settle()
             found = position(self._book, what, place, time=time, accuracy=margin, **self._demands)
             return self._listed(self._move(found))
 
@@ -352,7 +369,7 @@ class Broker:
                 self._active.now = max(self._active.now, int(found.times.max(initial=NO_TIME)))
             self._tally.moves += found.slots.size
             changes = self._moves.move(found).changes if self._fences is None else self._fences.move(found)
-            return self._counted(outcome(joined([]), NO_ARRIVALS, [], changes))
+            return self._counted(outcome(NO_MATCHES, NO_ARRIVALS, [], changes))
 
     def unsubscribe(self, ids: Id | Iterable[Id]) -> None:
         """Remove a subscription, or many; an unknown id raises UnknownSubscriptionError and nothing is removed."""
@@ -360,6 +377,7 @@ class Broker:
             ids = [ids]
         wanted = [checked_id(subscription_id) for subscription_id in ids]
         with self._writing:
+            self._settle()
             for subscription_id in wanted:
                 self._book.slot(subscription_id)
             with self._guard.change("unsubscribe"):
@@ -369,11 +387,13 @@ class Broker:
 
     def __len__(self) -> int:
         """Return the number of subscriptions."""
+        self._settle()
         return len(self._book)
 
     def ids(self, kind: Kind | None = None) -> list[Id]:
         """Return the ids of the subscriptions, or of those of one kind, in order of registration."""
         code = None if kind is None else KINDS.index(checked_choice("kind", kind, KINDS))
+        self._settle()
         with self._lock:
             slots = self._book.slots
             if code is not None:
@@ -381,12 +401,14 @@ class Broker:
             return self._book.ids[slots].tolist()
 
     def __contains__(self, subscription_id: object) -> bool:
+        self._settle()
         return subscription_id in self._book
 
     # --- messages
 
     def publish(self, message: Message) -> list[Delivery]:
         """Take in one message and return whom it reaches; a bad one raises and changes nothing."""
+        self._settle()
         with self._lock:
             self._intake.check(message)
             messages = self._intake.column_of(message, self._tally.messages)
@@ -419,6 +441,7 @@ class Broker:
             on_error="skip" a pair: the deliveries, and a table of the rejected rows with their ids and reasons.
         """
         checked_choice("on_error", on_error, ON_ERROR)
+        self._settle()
         with self._lock:
             raw, rejections = self._intake.checked(messages)
             if rejections and on_error == "raise":
@@ -429,6 +452,7 @@ class Broker:
 
     def analyze(self, messages: pa.Table | Sequence[Message]) -> pa.Table:
         """Return messages with token ids in place of their words, for `publish_batch`; a bad row raises."""
+        self._settle()
         with self._lock:
             raw, rejections = self._intake.checked(messages)
             if rejections:
@@ -454,6 +478,7 @@ class Broker:
 
     def results(self, subscription_id: Id) -> list[Delivery]:
         """Return the current results of a top-k or nearest subscription, the best first."""
+        self._settle()
         self._guard.check()
         with self._lock:
             slot = self._book.slot(subscription_id)
@@ -473,6 +498,7 @@ class Broker:
 
         With `is_published` it is the message with this id that was published: is it in the results now, and why?
         """
+        self._settle()
         with self._lock:
             slot = self._book.slot(subscription_id)
             self._intake.check(message)
@@ -524,10 +550,12 @@ class Broker:
         """
         checked_choice("on_error", on_error, ON_ERROR)
         _checked_type("subscription", subscription, Boolean, Similar, TopK, Nearest)
+        self._settle()
         with self._lock:
             vocabulary = self.vocabulary.copy()
         trial = Broker(space=self.space, vocabulary=vocabulary, window=self.window, index="exhaustive")
         trial.subscribe(subscription)
+        trial._settle()
         raw, rejections = trial._intake.checked(sample)
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
@@ -544,6 +572,7 @@ class Broker:
 
     def stats(self) -> Stats:
         """Return what the broker holds and has done."""
+        self._settle()
         with self._lock:
             kinds = self._book.columns.kinds[self._book.slots]
             n_active = self._active.n_active if self._active else 0
@@ -562,6 +591,7 @@ class Broker:
 
     def describe(self) -> str:
         """Return the shape that the index has chosen, in words and numbers."""
+        self._settle()
         return self._book.describe()
 
     # --- saving
@@ -570,6 +600,7 @@ class Broker:
         """Write everything to a folder, in place of what was saved there before."""
         self._guard.check()
         with self._writing, self._lock:
+            self._settle()
             write_state(path, self._state())
 
     def _state(self) -> State:
@@ -627,6 +658,20 @@ class Broker:
             )
         return parsed(subscription, self.vocabulary, self.space)
 
+    def _settle(self) -> None:
+        """Register the subscriptions that came one by one; whoever reads or changes anything does this first."""
+        while self._waiting:
+            if self._writing.try_enter():
+                try:
+                    self._register(self._waiting, self._tally.subscription_id_type, answer=False)
+                finally:
+                    # Not before they are registered: others go on as soon as nothing waits.
+                    self._waiting = {}
+                    self._writing.leave()
+            else:
+                # Who has the lock is about to do it, and may go on to something that takes long.
+                time.sleep(0)
+
     def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None, *, answer: bool) -> Outcome:
         polygons = {place: row.polygon for place, row in enumerate(rows.values()) if row.polygon is not None}
         with self._writing:
@@ -654,6 +699,7 @@ class Broker:
         if plain.kind == "topk" and self.window is None:
             return None
         with self._writing:
+            self._settle()
             parts = self._in_pieces(
                 len(plain.ids),
                 COMPILED_PLAIN_ROWS,
@@ -692,7 +738,7 @@ class Broker:
                 self._book.activate(ids, slots)
                 if answer:
                     changes = all_changes([changes, self._moves.first_answers(slots)])
-                return self._counted(outcome(joined([]), NO_ARRIVALS, [], changes))
+                return self._counted(outcome(NO_MATCHES, NO_ARRIVALS, [], changes))
 
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, expires: Any) -> Outcome:
         """Match messages and take them in; `expires` is when each of them does, NO_TIME where it does not say."""
@@ -700,11 +746,13 @@ class Broker:
             others, changes = self._published_in_pieces(messages, ids, id_type)
         else:
             others, n_candidates = self._book.found(messages)
+            changes = NO_CHANGES
             with self._guard.change("publish"):
                 self._tally.candidates += n_candidates
                 self._note_messages(ids, id_type)
-                self._feeds.take(joined([]), messages, ids)
-                changes = self._feeds.finish()
+                if self.window is not None:
+                    self._feeds.take(NO_MATCHES, messages, ids)
+                    changes = self._feeds.finish()
         if self._active is not None:
             with self._guard.change("publish"):
                 self._active.append(messages, ids, self._intake.ends(messages.times, expires))

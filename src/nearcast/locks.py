@@ -30,9 +30,23 @@ class FairLock:
             self._owner = me
         self._depth += 1
 
+    def try_enter(self) -> bool:
+        """Enter if nobody else is inside, without waiting; return whether it was so, and then `leave` must follow."""
+        me = threading.get_ident()
+        if self._owner != me:
+            if not self._lock.acquire(blocking=False):
+                return False
+            self._owner = me
+        self._depth += 1
+        return True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave what was entered."""
         self._depth -= 1
         if self._depth == 0:
             self._owner = None

@@ -1,5 +1,7 @@
 """What the generated histories do not reach: errors, odd texts, housekeeping, explanations."""
 
+import threading
+
 import pyarrow as pa
 import pytest
 
@@ -268,3 +270,50 @@ def test_a_batch_of_subscriptions_may_repeat_an_id():
     broker.subscribe(table)
     assert broker.ids() == [2, 1]
     assert broker.publish(nc.Message("m", 1, 1, "cake")) == [nc.Delivery(1, "m")]
+
+
+def test_single_subscriptions_count_before_anything_else_happens():
+    broker = nc.Broker(space=PLANE)
+    for number in range(200):
+        broker.subscribe(nc.Boolean(number % 150, f"w{number % 3}"))
+    assert len(broker) == 150
+    assert broker.ids() == [*range(50, 150), *range(50)]
+    broker.subscribe(nc.Boolean(3, "tea"))
+    assert [delivery.subscription for delivery in broker.publish(nc.Message("m1", 1, 1, "tea"))] == [3]
+    broker.subscribe(nc.Boolean(3, "coffee"))
+    broker.subscribe(nc.Similar(999, "coffee", at=(1, 1)))
+    broker.unsubscribe(3)
+    assert [delivery.subscription for delivery in broker.publish(nc.Message("m2", 1, 1, "tea coffee"))] == [999]
+    assert 3 not in broker
+    broker.subscribe(nc.Boolean(3, "tea"))
+    assert 3 in broker
+    with pytest.raises(nc.NearcastError, match="id is 'x'"):
+        broker.subscribe(nc.Boolean("x", "tea"))
+
+
+def test_single_subscriptions_are_matched_while_others_subscribe_and_publish():
+    broker = nc.Broker(space=PLANE)
+    table = plain_table(5_000)
+    lost = []
+
+    def subscribe_and_publish(first):
+        for number in range(first, first + 150):
+            broker.subscribe(nc.Boolean(number, f"only{number}"))
+            reached = broker.publish(nc.Message(f"m{number}", 1, 1, f"only{number}"))
+            if [delivery.subscription for delivery in reached] != [number]:
+                lost.append(number)
+
+    threads = [threading.Thread(target=subscribe_and_publish, args=(10_000 * place,)) for place in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        broker.subscribe(table)
+    for thread in threads:
+        thread.join()
+    assert lost == []
+    assert len(broker) == 5_000 + 3 * 150
+
+
+def plain_table(n):
+    words = [[f"w{number % 50}"] for number in range(n)]
+    return pa.table({"id": range(n), "kind": ["boolean"] * n, "keywords": words})

@@ -31,6 +31,9 @@ class Matches(NamedTuple):
         return Matches(*(part if part is None else part[wanted] for part in self))
 
 
+NO_MATCHES = Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), None, None)
+
+
 def filled(values: Any | None, size: int) -> Any:
     """Return scores or distances as an array, NaN if there are none."""
     return np.full(size, np.nan) if values is None else values
@@ -79,7 +82,7 @@ def joined(blocks: Iterable[Matches]) -> Matches:
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), None, None)
+        return NO_MATCHES
     rows, slots = (np.concatenate([part[i] for part in parts]) for i in range(2))
     scores, distances = (
         None if all(part[i] is None for part in parts) else np.concatenate([filled(p[i], p.rows.size) for p in parts])
