@@ -7,8 +7,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster lint check format soak \
-	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-nearest bench-spark \
+.PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster test-peers lint check format soak \
+	bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-nearest bench-spark \
 	bench-partition lock clean
 
 help:  ## list the targets
@@ -52,6 +52,9 @@ test-kafka: .venv/dev.done  ## the pipeline against a real Kafka; fetches it, an
 test-cluster: .venv/dev.done  ## the stream on clusters whose executors are killed, and on a full disk; takes some minutes
 	$(BIN)/python -m pytest -m cluster tests/spark
 
+test-peers: .venv/bench.done  ## every peer of the benchmarks that can run here, against plain loops
+	$(BIN)/python -m pytest -m "peers or not peers" tests/peers
+
 lint: .venv/dev.done  ## style, types and the direction of imports
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
@@ -86,6 +89,9 @@ bench-topk: .venv/dev.done  ## how fast top-k feeds over a window are kept up to
 bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date
 	$(BIN)/python benchmarks/bench_feeds.py nearest --k 10 $(OPTIONS)
 
+bench-peers: .venv/bench.done  ## boolean subscriptions beside PostGIS, Lucene Monitor, DuckDB, SedonaDB and Spark's own join
+	$(BIN)/python benchmarks/bench_peers.py $(OPTIONS)
+
 bench-spark: .venv/dev.done  ## the pipeline on Spark beside an embedded broker and a plain join
 	$(BIN)/python benchmarks/bench_spark.py $(OPTIONS)
 
@@ -95,6 +101,8 @@ lock: .venv/dev.done  ## resolve requirements/*.txt anew
 		--group build --extra report --extra spark pyproject.toml -o requirements/run.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 		--group dev --extra report --extra spark -c requirements/run.txt pyproject.toml -o requirements/dev.txt
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+		-c requirements/dev.txt requirements/bench.in -o requirements/bench.txt
 
 clean:  ## remove everything that was made
 	rm -rf .venv .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
@@ -117,3 +125,8 @@ clean:  ## remove everything that was made
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@ .venv/run.done
+
+.venv/bench.done: requirements/bench.txt .venv/dev.done
+	@echo "Installing the locked packages of the peers ..."
+	@$(PIP) install --require-hashes -r requirements/bench.txt
+	@touch $@

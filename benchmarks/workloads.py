@@ -220,6 +220,16 @@ def tweets() -> Workload | None:
     return real("tweets", "words and positions of tweets", "tweets", 20_000, 20_000)
 
 
+def geonames() -> Workload | None:
+    """Return cities and villages of GeoNames, None if their file is not here."""
+    return real("geonames", "names and positions of cities", "geonames_cities500", 20_000, MAX_STREAM // 4)
+
+
+def airbnb() -> Workload | None:
+    """Return listings of lodgings, None if their file is not here."""
+    return real("airbnb", "words and positions of lodgings", "airbnb_listings", 20_000, MAX_STREAM // 4)
+
+
 def real(name: str, title: str, file: str, n_history: int, n_stream: int) -> Workload | None:
     """Return a workload of texts at places, None if their file is not here.
 
@@ -275,3 +285,4 @@ def scaled(values: Any) -> Any:
 
 WORKLOADS: dict[str, Callable[[], Workload | None]] = {"zipf": zipf, "poi": poi}
 SIMILAR_WORKLOADS = WORKLOADS | {"tweets": tweets}
+BOOLEAN_WORKLOADS = SIMILAR_WORKLOADS | {"geonames": geonames, "airbnb": airbnb}
