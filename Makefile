@@ -9,7 +9,7 @@ TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster test-peers lint check format soak \
 	bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-nearest bench-spark \
-	bench-partition lock clean
+	bench-partition bench-gate lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,12 @@ bench-peers: .venv/bench.done  ## boolean subscriptions beside PostGIS, Lucene M
 
 bench-spark: .venv/dev.done  ## the pipeline on Spark beside an embedded broker and a plain join
 	$(BIN)/python benchmarks/bench_spark.py $(OPTIONS)
+
+bench-partition: .venv/dev.done  ## how subscriptions are best divided among shards
+	$(BIN)/python benchmarks/bench_partition.py $(OPTIONS)
+
+bench-gate: .venv/dev.done  ## counts that no machine changes, held against the baseline; UPDATE=1 writes it anew
+	$(BIN)/python benchmarks/gate.py $(if $(UPDATE),--update) $(OPTIONS)
 
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv
