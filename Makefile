@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster test-peers lint check format soak \
-	bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-nearest bench-spark \
+	bench bench-full bench-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-nearest bench-spark \
 	bench-partition bench-gate lock clean
 
 help:  ## list the targets
@@ -67,6 +67,18 @@ format: .venv/dev.done  ## put the code into shape
 
 soak: .venv/dev.done  ## thousands of generated scenarios against the oracle, and many kills of a pipeline; takes about half an hour
 	HYPOTHESIS_PROFILE=soak NEARCAST_KILL_SEEDS=10 $(BIN)/python -m pytest tests/contract tests/partition tests/spark
+
+bench: .venv/bench.done  ## where Nearcast stands beside papers and peers: benchmarks/report/quick; about ten minutes
+	$(BIN)/python benchmarks/bench.py $(OPTIONS)
+
+bench-full: .venv/bench.done  ## the same at full size: benchmarks/report/full; takes hours
+	$(BIN)/python benchmarks/bench.py --full $(OPTIONS)
+
+bench-shards: .venv/dev.done  ## how far shards carry: every partitioner, 1 to 32 shards
+	$(BIN)/python benchmarks/bench_shards.py $(OPTIONS)
+
+bench-mixed: .venv/dev.done  ## the pipeline on Spark with all kinds of subscriptions and a window
+	$(BIN)/python benchmarks/bench_mixed.py $(OPTIONS)
 
 bench-text: .venv/dev.done  ## how many tokens a second the analyzer reads
 	$(BIN)/python benchmarks/bench_text.py

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 from typing import Any
 
@@ -22,6 +20,7 @@ from rich.table import Table
 
 import nearcast as nc
 from inputs import SPACE, fitted, message_table, word_lists
+from provenance import provenance
 from sweeping import console, those_here
 from timing import seconds, spread
 from workloads import SIMILAR_WORKLOADS, Interests, Workload
@@ -47,9 +46,8 @@ def main() -> None:
         results[workload.name] = figures_of(workload, options)
         print_table(workload.name, results[workload.name], options)
     if options.json:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(machine | vars(options) | {"results": results}, file, indent=1)
+            json.dump(provenance(options) | vars(options) | {"results": results}, file, indent=1)
 
 
 def figures_of(workload: Workload, options: Any) -> dict[str, Any]:

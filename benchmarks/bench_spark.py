@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from inputs import SPACE, fitted, message_table, subscription_table
 from nearcast.spark import match, plan, session, stream
 from peers.keys import keyed, rarest_keywords
 from peers.spark_join import plain_join
+from provenance import provenance
 from timing import Figure, spread
 from workloads import Workload, zipf
 
@@ -62,25 +62,25 @@ def main() -> None:
         go_on(Path(options.go_on))
         return
     log("making messages and subscriptions")
-    bench = Bench(zipf(), options)
+    workload = zipf()
+    bench = Bench(workload, subscription_table(workload, workload.subscriptions(options.subscriptions)), options)
     figures: list[Figure] = []
     for part in options.parts:
         with tempfile.TemporaryDirectory(prefix="nearcast-bench-") as folder:
             figures += PARTS[part](bench, Path(folder))
     print_table(figures, options)
     if options.json:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
         rows = [{"what": figure.what, **spread(figure.values)._asdict()} for figure in figures]
-        Path(options.json).write_text(json.dumps(machine | {"options": vars(options), "rows": rows}, indent=1))
+        Path(options.json).write_text(json.dumps(provenance(options) | {"rows": rows}, indent=1))
 
 
 class Bench:
     """What the parts have in common."""
 
-    def __init__(self, workload: Workload, options: Any):
+    def __init__(self, workload: Workload, subscriptions: pa.Table, options: Any):
         self.workload, self.options = workload, options
         self.vocabulary = fitted(workload)
-        self.subscriptions = subscription_table(workload, workload.subscriptions(options.subscriptions))
+        self.subscriptions = subscriptions
         self._spark: SparkSession | None = None
 
     @property
