@@ -126,30 +126,30 @@ def peers(folder: Path) -> list[str]:
 
 
 def draw_peers(results: list[dict[str, Any]], path: Path) -> None:
-    """Draw messages a second of each peer, a panel for each workload."""
-    n_bars = max(len(result["peers"]) for result in results)
-    figure = Figure(figsize=(3.4 + 4 * len(results), 1.4 + 0.42 * n_bars), dpi=110, layout="constrained")
-    for axes, result in zip(figure.subplots(1, len(results), squeeze=False, sharey=True)[0], results, strict=True):
-        names = sorted(result["peers"], key=lambda name: result["peers"][name]["per_second"]["median"])
-        rates = [result["peers"][name]["per_second"] for name in names]
-        middles = [rate["median"] for rate in rates]
-        spreads = [[m - r["low"] for m, r in zip(middles, rates, strict=True)]]
-        spreads.append([r["high"] - m for m, r in zip(middles, rates, strict=True)])
-        colours = ["#D55E00" if name == "nearcast" else "#0072B2" for name in names]
-        axes.barh([label(name) for name in names], middles, xerr=spreads, color=colours, height=0.65, capsize=2)
-        for place, middle in enumerate(middles):
+    """Draw messages a second of each peer, a panel for each workload; all in the order of the first."""
+    names = list(dict.fromkeys(name for result in results for name in result["peers"]))
+    first = results[0]["peers"]
+    names.sort(key=lambda name: first[name]["per_second"]["median"] if name in first else 0.0)
+    figure = Figure(figsize=(3.4 + 4 * len(results), 1.4 + 0.4 * len(names)), dpi=110, layout="constrained")
+    grid = figure.subplots(1, len(results), squeeze=False, sharex=True, sharey=True)[0]
+    for axes, result in zip(grid, results, strict=True):
+        for place, name in enumerate(names):
+            if name not in result["peers"]:
+                continue
+            rate = result["peers"][name]["per_second"]
+            middle = rate["median"]
+            colour = "#D55E00" if name == "nearcast" else "#0072B2"
+            spread = [[middle - rate["low"]], [rate["high"] - middle]]
+            axes.errorbar(middle, place, xerr=spread, fmt="o", color=colour, capsize=3)
             axes.annotate(
-                f"{middle:,.0f}",
-                (rates[place]["high"], place),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
+                f"{middle:,.0f}", (middle, place), (0, 6), textcoords="offset points", ha="center", fontsize=8
             )
         axes.set_xscale("log")
-        axes.set_xlim(right=20 * max(middles))
+        axes.set_yticks(range(len(names)), map(label, names))
+        axes.set_ylim(-0.6, len(names) - 0.2)
         axes.set_xlabel("messages/s, one core")
         axes.set_title(f"{result['workload']}, {result['subscriptions']:,} subscriptions", fontsize=10)
+        axes.grid(color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
 
