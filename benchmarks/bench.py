@@ -28,6 +28,7 @@ QUICK = {
     "index": "bench_boolean.py --no-broker --messages 10000",
     "peers": "bench_peers.py --subscriptions 100000",
     "shards": "bench_shards.py --subscriptions 100000",
+    "topk-shards": "bench_topk_shards.py --subscriptions 10000 --window 5000 --messages 200",
     "mixed": "bench_mixed.py --each 5000 --window 20000 --messages 1000 --rounds 5 --slow-rounds 20 --restarts 1",
     "topk": "bench_feeds.py topk --subscriptions 20000 --before 20000 --messages 500",
     "nearest": "bench_feeds.py nearest --k 10 --subscriptions 20000 --before 20000 --messages 500",
@@ -41,6 +42,7 @@ FULL = {
     "peers": "bench_peers.py --subscriptions 1000000 --seconds 10 --messages 4000 "
     "--workloads zipf poi tweets geonames airbnb",
     "shards": "bench_shards.py --subscriptions 1000000 --workloads zipf poi",
+    "topk-shards": "bench_topk_shards.py --subscriptions 100000 --window 15000 --workloads tweets geonames airbnb",
     "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 200",
     "spark": "bench_spark.py --subscriptions 1000000 --messages 50000",
     "topk": "bench_feeds.py topk --workloads zipf poi tweets --before 15000",

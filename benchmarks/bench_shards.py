@@ -103,6 +103,7 @@ def workload_figures(workload: Workload, options: Any) -> dict[str, Any]:
     return {
         "workload": workload.name,
         "title": workload.title,
+        "kind": "boolean",
         "subscriptions": options.subscriptions,
         "messages": options.messages,
         "rounds": options.rounds,
@@ -181,9 +182,12 @@ def figures_of(told: Any, shards: list[Shard], turns: list[Turn], options: Any) 
 
 def print_table(result: dict[str, Any]) -> None:
     """Print a line for each partitioner and number of shards."""
-    title = f"{result['subscriptions']:,} boolean subscriptions, {result['workload']}, {result['matches']:.1f} results"
+    title = (
+        f"{result['subscriptions']:,} {result['kind']} subscriptions, {result['workload']}, "
+        f"{result['matches']:.1f} results"
+    )
     table = Table("shards", "partitioner", title=f"{title} a message", title_justify="left")
-    columns = {**PANELS, "busy_us": "µs a message, all shards", "route_us": "µs a message, routing"}
+    columns = {**PANELS, "busy_us": "µs a message, all shards"}
     for text in columns.values():
         table.add_column(text, justify="right")
     for row in result["rows"]:

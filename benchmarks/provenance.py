@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from workloads import DATA
+
+DATA_SETS = ("poi_simplegeo", "tweets", "geonames_cities500", "airbnb_listings")
 PACKAGES = ("numpy", "numba", "pyarrow", "shapely", "pyspark", "duckdb", "sedonadb", "psycopg")
 
 
@@ -25,6 +28,7 @@ def provenance(options: Any = None) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
         },
         "versions": {"python": platform.python_version()} | versions(),
+        "data_not_here": [name for name in DATA_SETS if not (DATA / f"{name}.parquet").exists()],
         "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
         if options
         else {},

@@ -65,11 +65,13 @@ def provenance_lines(folder: Path) -> list[str]:
         return ["Nothing is measured yet."]
     machine, versions = found[0]["machine"], found[0]["versions"]
     dates, commits = (sorted({str(content[key]) for content in found}) for key in ("date", "commit"))
+    missing = sorted({name for content in found for name in content.get("data_not_here", [])})
     return [
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}; "
         f"{', '.join(f'{name} {version}' for name, version in versions.items())}; "
         f"commit {', '.join(commits)}; {', '.join(dates)}. The JSON beside this page has all figures, with the "
         "options of each run.",
+        *(f"\n**{name} was not here**, so what needs it was left out." for name in missing),
     ]
 
 
@@ -247,11 +249,11 @@ def spark(folder: Path) -> list[str]:
 
 def shards(folder: Path) -> list[str]:
     """Return what shards and partitioners give."""
-    content = read(folder / "shards.json")
-    if content is None:
+    contents = [content for name in ("shards", "topk-shards") if (content := read(folder / f"{name}.json"))]
+    if not contents:
         return []
     lines = ["## Shards", ""]
-    for result in content["results"]:
+    for result in (result for content in contents for result in content["results"]):
         most = max(row["shards"] for row in result["rows"])
         keys = {
             "per_second": "messages/s",
@@ -261,18 +263,21 @@ def shards(folder: Path) -> list[str]:
             "route_us": "routing, µs a message",
             "bytes_a_subscription": "bytes a subscription",
         }
-        rows = [[r["partitioner"], *(text(r[key]) for key in keys)] for r in result["rows"] if r["shards"] == most]
+        rows = [[r["partitioner"], *(text(r.get(key)) for key in keys)] for r in result["rows"] if r["shards"] == most]
         lines += [
-            f"{result['subscriptions']:,} boolean subscriptions, {result['workload']}, "
+            f"{result['subscriptions']:,} {result['kind']} subscriptions, {result['workload']}, "
             f"{result['matches']:.1f} results a message, {most} shards, each alone on a core:",
             "",
             *table(["partitioner", *keys.values()], rows),
             "",
         ]
-    lines += ["![measures over the number of shards](shards.png)", ""]
+    lines += ["![boolean subscriptions over the number of shards](shards.png)", ""]
+    if (folder / "topk-shards.png").exists():
+        told = "Top-k subscriptions with a window, throughput and communication as in DSkype's Figures 21 and 22:"
+        lines += [told, "", "![top-k subscriptions over the number of shards](topk-shards.png)", ""]
     if (folder / "partition" / "dskype.png").exists():
         lines += [
-            "Top-k subscriptions as in DSkype (its Figures 21 and 22), replication and shipping:",
+            "The same counts for all its data sets and more partitioners, windows apart:",
             "",
             "![DSkype](partition/dskype.png)",
             "",
