@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -30,18 +31,20 @@ from nearcast.partition.registry import PARTITIONERS
 from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
 from nearcast.results.window import taken_messages
+from plots import label_powers
 from provenance import provenance
 from sweeping import console, those_here
 from timing import cpu_seconds, one_core, spread
 from workloads import BOOLEAN_WORKLOADS, Workload
 
 SHARDS = (1, 2, 4, 8, 16, 32)
-COLOURS = ("#555555", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+HUES = ("#555555", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#B8A800", "#000000")
+COLOURS = dict(zip(PARTITIONERS, HUES, strict=True))
 PANELS = {
     "per_second": "messages/s, a core for each shard",
     "shipping": "shards a message",
     "replication": "places a subscription",
-    "busiest_over_mean": "seconds of the busiest over the mean",
+    "busiest_over_mean": "time of the busiest over the mean",
 }
 
 
@@ -197,28 +200,38 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
-    """Draw all measures over the number of shards, a column for each workload."""
-    figure = Figure(figsize=(1.4 + 5 * len(results), 2 + 2.6 * len(PANELS)), dpi=110, layout="constrained")
-    grid = figure.subplots(len(PANELS), len(results), squeeze=False, sharex=True)
-    for column, result in zip(grid.T, results, strict=True):
+    """Draw all measures over the number of shards, a row for each workload; bars go from the lowest to the highest."""
+    figure = Figure(figsize=(15, 0.8 + 3.2 * len(results)), dpi=90, layout="constrained")
+    grid = figure.subplots(len(results), len(PANELS), squeeze=False, sharex=True)
+    for line, result in zip(grid, results, strict=True):
         names = list(dict.fromkeys(row["partitioner"] for row in result["rows"]))
-        for axes, (key, label) in zip(column, PANELS.items(), strict=True):
-            for name, colour in zip(names, COLOURS, strict=False):
+        for axes, (key, title) in zip(line, PANELS.items(), strict=True):
+            for name in names:
                 rows = [row for row in result["rows"] if row["partitioner"] == name]
-                ys = [row[key]["median"] if isinstance(row[key], dict) else row[key] for row in rows]
-                axes.plot([row["shards"] for row in rows], ys, "o-", color=colour, label=name, markersize=4)
+                draw_line(axes, [row["shards"] for row in rows], [row[key] for row in rows], name)
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log", base=2 if key != "per_second" else 10)
+            if key != "busiest_over_mean":
+                axes.set_yscale("log")
+                label_powers(axes)
             ticks = sorted({row["shards"] for row in result["rows"]})
             axes.set_xticks(ticks, map(str, ticks))
-            axes.yaxis.set_major_formatter("{x:,.4g}")
+            axes.xaxis.minorticks_off()
             axes.grid(color="#dddddd", linewidth=0.6)
             axes.spines[["top", "right"]].set_visible(False)
-            axes.set_ylabel(label)
-        column[0].set_title(f"{result['subscriptions']:,} subscriptions, {result['title']}", fontsize=10)
-        column[-1].set_xlabel("shards")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+            axes.set_title(title, fontsize=10)
+            axes.set_xlabel("shards")
+        line[0].set_ylabel(f"{result['workload']}, {result['subscriptions']:,} {result['kind']}")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=9, frameon=False)
     figure.savefig(path)
+
+
+def draw_line(axes: Axes, shards: list[int], values: list[Any], name: str) -> None:
+    """Draw one measure of one partitioner."""
+    middles = [value["median"] if isinstance(value, dict) else value for value in values]
+    spreads = None
+    if isinstance(values[0], dict):
+        spreads = [[value["median"] - value["low"] for value in values], [v["high"] - v["median"] for v in values]]
+    axes.errorbar(shards, middles, spreads, fmt="o-", color=COLOURS[name], label=name, markersize=4, capsize=2)
 
 
 if __name__ == "__main__":

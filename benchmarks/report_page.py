@@ -1,12 +1,13 @@
 """Writes the page of a report: a table or picture for each part that its folder holds, and where the figures come from.
 
-Run as a program, it writes the page of a folder again.
+Run as a program, it writes the page of a folder again, and with `--readme FILE` also the short table between two marks
+of that file.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 
 import scaling
 from peers import label
+from plots import STYLES
 from timing import Spread
 
 PEER_COLUMNS = {
@@ -27,6 +29,7 @@ PEER_COLUMNS = {
     "grown": "grown",
     "peak_mb": "peak RSS, MB",
 }
+BEGIN, END = "<!-- figures of make bench: begin -->", "<!-- figures of make bench: end -->"
 HOW = """\
 Sides take turns in each round and are warm before the first; a figure is the median of the rounds, with the lowest and
 the highest. Every side has the same messages, and the run stops if one has other answers. Figures of one core are
@@ -44,13 +47,23 @@ def write_page(folder: Path, failures: Mapping[str, str] | None = None) -> Path:
     """Write the page of a folder; return its path."""
     sections = [section(folder) for section in (peers, index, published, feeds, mixed, spark, shards, scale, gate)]
     told = provenance_lines(folder)
-    lines = ["# Where Nearcast stands", "", *told, "", HOW]
+    lines = ["# Where Nearcast stands", "", *told, "", *summary(folder), "", HOW]
     lines += [f"- **{name} was not measured**: {reason}" for name, reason in (failures or {}).items()]
     for section in sections:
         lines += ["", *section] if section else []
     path = folder / "README.md"
     path.write_text("\n".join(lines).replace("\n\n\n", "\n\n") + "\n", encoding="utf-8")
     return path
+
+
+def write_readme(folder: Path, readme: Path) -> None:
+    """Put the short table of a report between the marks of a file."""
+    whole = readme.read_text(encoding="utf-8")
+    before, begin, rest = whole.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{readme} has no {BEGIN} followed by {END}")
+    readme.write_text("\n".join([before + begin, *summary(folder), end + after]), encoding="utf-8")
 
 
 def read(path: Path) -> Any:
@@ -94,6 +107,37 @@ def text(value: Any, digits: int | None = None) -> str:
 
 
 # --- sections
+
+
+def summary(folder: Path) -> list[str]:
+    """Return the figures that matter most in one short table, as far as they are there."""
+    rows = []
+    for result in (read(folder / "peers.json") or {"results": []})["results"]:
+        rates = {name: text(figures["per_second"]["median"]) for name, figures in result["peers"].items()}
+        others = "; ".join(f"{label(name)} {rate}" for name, rate in rates.items() if name != "nearcast")
+        setting = f"{result['subscriptions']:,} boolean subscriptions, {result['workload']}, messages/s on one core"
+        rows.append([setting, f"**{rates['nearcast']}**; {others}"])
+    for name in ("boolean", "similar"):
+        sweep = read(folder / name / "subscriptions.json")
+        if sweep is not None:
+            rows += sweep_summary(sweep, name)
+    for row in (read(folder / "mixed.json") or {"rows": []})["rows"]:
+        if row["what"].startswith(("sustained", "at half")):
+            rows.append([f"pipeline on Spark, all kinds, {row['what']}", f"**{text(row, row['digits'])}**"])
+    return table(["", "median"], rows) if rows else []
+
+
+def sweep_summary(sweep: dict[str, Any], name: str) -> list[list[str]]:
+    """Return a row for each workload: ours beside the published algorithms, with the most subscriptions."""
+    last = max(row["x"] for row in sweep["rows"])
+    found = []
+    for workload in sweep["workloads"]:
+        times = {
+            r["index"]: text(r["us"]["median"]) for r in sweep["rows"] if (r["workload"], r["x"]) == (workload, last)
+        }
+        others = "; ".join(f"{STYLES[index]['label']} {time}" for index, time in times.items() if index != "nearcast")
+        found.append([f"{last:,} {name} subscriptions, {workload}, µs a message", f"**{times['nearcast']}**; {others}"])
+    return found
 
 
 def peers(folder: Path) -> list[str]:
@@ -379,5 +423,16 @@ def gate(folder: Path) -> list[str]:
     ]
 
 
+def main() -> None:
+    """Write the page of a folder, and the table of a README if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="also put the short table between its marks")
+    options = parser.parse_args()
+    print(write_page(options.folder))
+    if options.readme:
+        write_readme(options.folder, options.readme)
+
+
 if __name__ == "__main__":
-    print(write_page(Path(sys.argv[1])))
+    main()

@@ -2,7 +2,9 @@
 
 import json
 
-from report_page import write_page
+import pytest
+
+from report_page import BEGIN, END, write_page, write_readme
 
 RATE = {"median": 1000.0, "low": 900.0, "high": 1100.0}
 PEER = {
@@ -49,6 +51,17 @@ def test_peers_and_those_that_were_skipped(tmp_path):
     assert "| DuckDB, join on (cell, rarest keyword) (1.2) | 1,000 (900 to 1,100) | 5.00 times | 5.40 |" in page
     assert "PostGIS, GiST over (rarest keyword, box) was skipped: no server is here" in page
     assert (tmp_path / "peers.png").stat().st_size > 0
+
+    readme = tmp_path / "FRONT.md"
+    readme.write_text(f"# Front\n{BEGIN}\nold\n{END}\nrest\n")
+    write_readme(tmp_path, readme)
+    first, table, rest = readme.read_text().partition("**5,000**; DuckDB, join on (cell, rarest keyword) 1,000 |\n")
+    assert first.startswith(f"# Front\n{BEGIN}\n|")
+    assert table
+    assert rest == f"{END}\nrest\n"
+    readme.write_text("# Front\n")
+    with pytest.raises(SystemExit, match="has no"):
+        write_readme(tmp_path, readme)
 
 
 def test_shards_and_what_follows_from_them(tmp_path):
