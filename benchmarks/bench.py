@@ -29,7 +29,7 @@ QUICK = {
     "peers": "bench_peers.py --subscriptions 100000",
     "shards": "bench_shards.py --subscriptions 100000",
     "topk-shards": "bench_topk_shards.py --subscriptions 10000 --window 5000 --messages 200",
-    "mixed": "bench_mixed.py --each 5000 --window 20000 --messages 1000 --rounds 5 --slow-rounds 20 --restarts 1",
+    "mixed": "bench_mixed.py --each 5000 --window 20000 --messages 2000 --rounds 5 --slow-rounds 15",
     "topk": "bench_feeds.py topk --subscriptions 20000 --before 20000 --messages 500",
     "nearest": "bench_feeds.py nearest --k 10 --subscriptions 20000 --before 20000 --messages 500",
     "partition": "bench_partition.py --subscriptions 20000 --messages 10000",

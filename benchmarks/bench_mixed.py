@@ -1,7 +1,8 @@
 """What does the pipeline on Spark sustain with all four kinds of subscriptions at once, and a window?
 
-The window is filled first. Then batches come as fast as they go (sustained), then at half of that load (latency, from
-the arrival of a file to its deliveries), then the process ends and another goes on (restart).
+The window is filled first, then all subscribe at once. Then batches come as fast as they go (sustained), then at half
+of that load (latency, from the arrival of a file to its deliveries), then the process ends and another goes on
+(restart).
 """
 
 from __future__ import annotations
@@ -12,24 +13,30 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-import bench_spark
 import nearcast as nc
 from bench_feeds import interest_table
-from bench_spark import Bench, arrive, wait_for
+from bench_spark import MASTER, MESSAGES, Bench, arrive
 from inputs import SPACE, subscription_table, word_lists
+from nearcast.spark import session, stream
 from provenance import provenance
 from timing import Figure, spread
 from workloads import Workload, zipf
 
-KINDS = ("boolean", "similar", "topk", "nearest")
+CHANGES = (
+    "op string, id long, kind string, keywords array<string>, min_x double, min_y double, max_x double, max_y double, "
+    "x double, y double, text_weight double, threshold double, k long, spatial_weight double"
+)
 K = 10
 N_WARM = 2
 # Messages of a batch that fills the window.
@@ -49,7 +56,11 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--restarts", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+    parser.add_argument("--go-on", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.go_on:
+        go_on(options.go_on)
+        return
     log("making messages and subscriptions")
     workload = zipf()
     bench = Bench(workload, mixed_table(workload, options.each), options)
@@ -65,7 +76,7 @@ def main() -> None:
 
 
 def mixed_table(workload: Workload, n: int) -> pa.Table:
-    """Return so many subscriptions of each kind; a similarity subscription asks for words first, and is strict."""
+    """Return so many new subscriptions of each kind; a similarity subscription asks for words first, and is strict."""
     similar = workload.interests(n, text_weights=(0.5, 1.0), thresholds=(0.8, 1.0))
     tables = [
         subscription_table(workload, workload.subscriptions(n)),
@@ -83,13 +94,14 @@ def mixed_table(workload: Workload, n: int) -> pa.Table:
         *(interest_table(workload, workload.interests(n), kind, K) for kind in ("topk", "nearest")),
     ]
     everything = pa.concat_tables(tables, promote_options="default")
-    return everything.set_column(0, "id", pa.array(np.arange(everything.num_rows)))
+    everything = everything.set_column(0, "id", pa.array(np.arange(everything.num_rows)))
+    return everything.append_column("op", pa.repeat("subscribe", everything.num_rows))
 
 
 def rehearse(bench: Bench) -> None:
     """Let a broker here do what shards will do, so that they find its kernels compiled."""
     broker = nc.Broker(space=SPACE, vocabulary=bench.vocabulary.copy(), window=nc.CountWindow(1_000))
-    broker.subscribe(mixed_table(bench.workload, 200))
+    broker.subscribe(mixed_table(bench.workload, 200).drop_columns(["op"]))
     for start in range(0, 3_000, 500):
         broker.publish_batch(bench.messages(3_000).slice(start, 500))
     with tempfile.TemporaryDirectory() as folder:
@@ -97,81 +109,131 @@ def rehearse(bench: Bench) -> None:
         nc.Broker.open(folder).publish_batch(bench.messages(10))
 
 
+class Course:
+    """A pipeline of a folder, and what its batches told, each with the moment when it was done."""
+
+    def __init__(self, spark: SparkSession, folder: Path, **trigger: Any):
+        settings = json.loads((folder / "settings.json").read_text())
+        self.batches: list[tuple[float, Any]] = []
+        for name in ("in", "changes"):
+            (folder / name).mkdir(exist_ok=True)
+        readers = {
+            name: spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder / name))
+            for name, schema in (("in", MESSAGES), ("changes", CHANGES))
+        }
+        self.query = stream(
+            readers["in"],
+            changes=readers["changes"],
+            state=folder / "state",
+            space=SPACE,
+            vocabulary=nc.Vocabulary.open(folder / "words.arrow"),
+            window=nc.CountWindow(settings["window"]),
+            shards=settings["shards"],
+            on_batch=self._note,
+            **trigger,
+        )
+
+    def _note(self, metrics: Any) -> None:
+        if metrics["messages"] or metrics["changes"]:
+            self.batches.append((time.perf_counter(), metrics))
+            taken = f"{metrics['messages']:,} messages, {metrics['changes']:,} changes"
+            log(f"batch {metrics['batch']}: {taken} in {metrics['seconds']:.1f} s")
+
+    def wait_for(self, n_batches: int) -> None:
+        """Wait until so many batches are done that had any rows."""
+        while len(self.batches) < n_batches:
+            if not self.query.isActive:
+                raise SystemExit(f"the query has ended: {self.query.exception()}")
+            time.sleep(0.01)
+
+
 def mixed_figures(bench: Bench, folder: Path) -> list[Figure]:
     """Return the figures of one pipeline: filled, run, slowed down, ended and gone on with."""
     options = bench.options
     n_window, n, n_rounds, n_slow = options.window, options.messages, options.rounds, options.slow_rounds
-    pieces = [(start, min(PORTION, n_window - start)) for start in range(0, n_window, PORTION)]
-    first_slow = len(pieces) + N_WARM + n_rounds
-    n_after = N_WARM + n_rounds + n_slow + options.restarts
-    pieces += [(n_window + number * n, n) for number in range(n_after)]
-    table = bench.messages(n_window + n_after * n)
-    done: dict[int, float] = {}
-    told: dict[int, Any] = {}
+    portions = [(start, min(PORTION, n_window - start)) for start in range(0, n_window, PORTION)]
+    batches = [(n_window + number * n, n) for number in range(N_WARM + n_rounds + n_slow + options.restarts)]
+    table = bench.messages(n_window + len(batches) * n)
+    files = (table.slice(*piece) for piece in (*portions, *batches))
+    bench.vocabulary.save(folder / "words.arrow")
+    (folder / "settings.json").write_text(json.dumps({"window": n_window, "shards": options.shards}))
+    course = Course(bench.spark, folder)
+    number = 0
 
-    def note(metrics: Any) -> None:
-        done[metrics["batch"]] = time.perf_counter()
-        told[metrics["batch"]] = metrics
-        if metrics["batch"] < first_slow:
-            log(f"batch {metrics['batch']}: {metrics['messages']:,} messages in {metrics['seconds']:.1f} s")
+    def let_arrive(n_files: int) -> float:
+        nonlocal number
+        for _ in range(n_files):
+            moment = arrive(folder, number, next(files))
+            number += 1
+        return moment
 
-    (folder / "in").mkdir()
-    log("subscribing, and filling the window")
-    for number in range(first_slow):
-        arrive(folder, number, table.slice(*pieces[number]))
-    query = bench.started(folder, note, window=nc.CountWindow(n_window))
-    arrived: dict[int, float] = {}
     try:
-        wait_for(query, done, first_slow)
-        timed = range(first_slow - n_rounds, first_slow)
-        paces = [done[number] - done[number - 1] for number in timed]
+        log("filling the window")
+        let_arrive(len(portions))
+        course.wait_for(len(portions))
+        log("subscribing")
+        pq.write_table(bench.subscriptions, folder / "subscriptions.tmp")
+        (folder / "subscriptions.tmp").rename(folder / "changes" / "subscriptions.parquet")
+        course.wait_for(len(portions) + 1)
+        log("batches as fast as they go")
+        first = len(portions) + 1 + N_WARM
+        let_arrive(N_WARM + n_rounds)
+        course.wait_for(first + n_rounds)
+        timed = course.batches[first:]
+        moments = [moment for moment, _ in course.batches[first - 1 :]]
+        paces = np.diff(moments).tolist()
         pause = 2 * float(np.median(paces))
         log(f"a batch every {pause:.2f} s")
         begun = time.perf_counter()
-        for number in range(first_slow, first_slow + n_slow):
-            time.sleep(max(0.0, begun + (number - first_slow) * pause - time.perf_counter()))
-            arrived[number] = arrive(folder, number, table.slice(*pieces[number]))
-        wait_for(query, done, first_slow + n_slow)
+        arrived = []
+        for slow in range(n_slow):
+            time.sleep(max(0.0, begun + slow * pause - time.perf_counter()))
+            arrived.append(let_arrive(1))
+        course.wait_for(first + n_rounds + n_slow)
     finally:
-        query.stop()
-    taken = [1e3 * (done[number] - moment) for number, moment in arrived.items()]
-    last = told[max(told)]
-    n_taken = [told[number]["messages"] for number in timed]
-    n_delivered = [told[number]["deliveries"] for number in timed]
-    counts = [count / size for count, size in zip(n_delivered, n_taken, strict=True)]
+        course.query.stop()
+    done = [moment for moment, _ in course.batches[first + n_rounds :]]
+    taken = [1e3 * (end - start) for start, end in zip(arrived, done, strict=True)]
+    last, n_subscriptions = course.batches[-1][1], bench.subscriptions.num_rows
+    subscribing = course.batches[len(portions)][1]["seconds"]
     return [
-        Figure("subscriptions", [bench.subscriptions.num_rows]),
-        Figure("sustained: messages/s", [size / pace for size, pace in zip(n_taken, paces, strict=True)]),
-        Figure("... changes a message", counts, 1),
-        Figure("... slowest shard over the mean", [told[number]["balance"] for number in timed], 2),
+        Figure("subscriptions", [n_subscriptions]),
+        Figure("all subscribed at once, their first results from the full window: s", [subscribing], 1),
+        Figure("sustained: messages/s", [n / pace for pace in paces]),
+        Figure("... changes a message", [metrics["deliveries"] / n for _, metrics in timed], 1),
+        Figure("... slowest shard over the mean", [metrics["balance"] for _, metrics in timed], 2),
         Figure("at half of that: ms until delivered, median", [float(np.median(taken))]),
         Figure("at half of that: ms until delivered, 99 % are below", [float(np.percentile(taken, 99))]),
-        Figure("state, bytes a subscription", [last["state_bytes"] / bench.subscriptions.num_rows]),
+        Figure("state, bytes a subscription", [last["state_bytes"] / n_subscriptions]),
         Figure("state, MB", [last["state_bytes"] / 1e6], 1),
         Figure("memory of the largest worker, MB", [last["worker_bytes"] / 1e6]),
-        *restart_figures(bench, folder, table, pieces[first_slow + n_slow :], first_slow + n_slow),
+        *restart_figures(bench, folder, let_arrive),
     ]
 
 
-def restart_figures(
-    bench: Bench, folder: Path, table: pa.Table, pieces: list[tuple[int, int]], first: int
-) -> list[Figure]:
+def restart_figures(bench: Bench, folder: Path, let_arrive: Callable[[int], float]) -> list[Figure]:
     """Return how soon a fresh process delivers that goes on with the pipeline."""
-    bench.vocabulary.save(folder / "words.arrow")
-    settings = {"window": bench.options.window, "shards": bench.options.shards}
-    (folder / "settings.json").write_text(json.dumps(settings))
     bench.spark.stop()
     taken: dict[str, list[float]] = {"from the start of the process": [], "from the call of stream": []}
-    for number, piece in enumerate(pieces):
+    for number in range(bench.options.restarts):
         log(f"restart: process {number}")
-        arrive(folder, first + number, table.slice(*piece))
+        let_arrive(1)
         started = time.time()
-        command = [sys.executable, bench_spark.__file__, "--go-on", str(folder)]
-        told = subprocess.run(command, check=True, capture_output=True, text=True)
+        command = [sys.executable, __file__, "--go-on", str(folder)]
+        told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         called, delivered = map(float, told.stdout.split()[-2:])
         taken["from the start of the process"].append(delivered - started)
         taken["from the call of stream"].append(delivered - called)
     return [Figure(f"restart, first deliveries {name}: s", values, 1) for name, values in taken.items()]
+
+
+def go_on(folder: Path) -> None:
+    """Go on with the pipeline of a folder until its files are taken; print when it was called and when it delivered."""
+    spark = session(MASTER, settings={"spark.driver.memory": "2g"})
+    called, clock = time.time(), time.perf_counter()
+    course = Course(spark, folder, trigger={"availableNow": True})
+    course.query.awaitTermination()
+    print(called, called + course.batches[0][0] - clock)
 
 
 def print_table(figures: list[Figure], options: Any) -> None:
