@@ -53,7 +53,7 @@ test-cluster: .venv/dev.done  ## the stream on clusters whose executors are kill
 	$(BIN)/python -m pytest -m cluster tests/spark
 
 test-peers: .venv/bench.done  ## every peer of the benchmarks that can run here, against plain loops
-	$(BIN)/python -m pytest -m "peers or not peers" tests/peers
+	$(BIN)/python -m pytest -m "peers or not peers" tests/benchmarks/test_peers.py
 
 lint: .venv/dev.done  ## style, types and the direction of imports
 	$(BIN)/ruff format --check --quiet .
