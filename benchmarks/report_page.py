@@ -166,7 +166,8 @@ def peers(folder: Path) -> list[str]:
     notes = (
         "Messages are handed to a peer before its clock starts; Nearcast's includes reading the words of a table and "
         "the table of deliveries. *told* is the size that a system states, *grown* is the memory that its processes "
-        "took on, caches included. [How each is set up](../../README.md#peers)."
+        "took on, the vocabulary, compiled code and caches included, which are most of it where there are few "
+        "subscriptions. [How each is set up](../../README.md#peers)."
     )
     return [*lines, "![messages a second of each peer](peers.png)", "", notes]
 
@@ -380,11 +381,12 @@ def scale(folder: Path) -> list[str]:
         "",
         *table(["subscriptions", *(f"{n.subscriptions:,}" for n in needs)], rows),
         "",
-        f"It assumes {held:,.0f} bytes a subscription (measured), results that grow with the subscriptions as they did "
-        "here, shipping that grows with shards as between the two largest plans, the same imbalance, cores like this "
-        f"one that do not slow each other down, {result['bytes_a_message']:,.0f} bytes a message and "
-        f"{scaling.DELIVERY_BYTES} a delivery. Routing takes {text(best['route_us']['median'])} µs a message of a core "
-        "that is not counted. Results dominate: most of the time, and nearly all of the network, is for deliveries.",
+        f"It assumes {held:,.0f} bytes a subscription, ids included (measured), results that grow with the "
+        "subscriptions as they did here, shipping that grows with shards as between the two largest plans, the same "
+        "imbalance, cores like this one that do not slow each other down, "
+        f"{result['bytes_a_message']:,.0f} bytes a message and {scaling.DELIVERY_BYTES} a delivery. Routing takes "
+        f"{text(best['route_us']['median'])} µs a message of a core that is not counted. Results dominate: most of the "
+        "time, and nearly all of the network, is for deliveries.",
         "",
         f"Held against all {len(points)} plans measured above, the model gives {ratios[0]:.2f} to {ratios[-1]:.2f} "
         f"times their throughput (median {ratios[len(ratios) // 2]:.2f}); for {name}:",
@@ -403,9 +405,9 @@ def two_cores(folder: Path) -> list[str]:
 
 
 def bytes_held(folder: Path) -> float | None:
-    """Return the memory that a broker took on for each of its subscriptions, if it was measured."""
+    """Return the bytes of a subscription in a broker, if it was measured."""
     content = read(folder / "peers.json")
-    return content["results"][0]["peers"]["nearcast"]["grown"] if content else None
+    return content["results"][0]["peers"]["nearcast"]["bytes"] if content else None
 
 
 def gate(folder: Path) -> list[str]:

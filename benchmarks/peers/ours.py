@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import numpy as np
@@ -37,9 +38,11 @@ class NearcastBroker:
         return Answer(*(np.asarray(found[name]) for name in ("message", "subscription")), seconds)
 
     def n_bytes(self) -> int | None:
-        """Return the bytes of columns and index."""
+        """Return the bytes of columns and index, and of the ids with the table that finds them."""
         book = self._broker._book
-        return int(book._contents.index.n_bytes + sum(array.nbytes for array in book.columns))
+        slot_of = book._contents.slot_of
+        ids = sys.getsizeof(slot_of) + book.ids.nbytes + len(slot_of) * sys.getsizeof(1 << 20)
+        return int(book._contents.index.n_bytes + sum(array.nbytes for array in book.columns) + ids)
 
     def close(self) -> None:
         """Nothing was started."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import multiprocessing
 import re
 import time
@@ -81,6 +84,7 @@ def serve(name: str, connection: Connection) -> None:
     except UnavailableError as error:
         connection.send(error)
         return
+    give_back_memory()
     connection.send(peer.version)
     method = ""
     while method != "close":
@@ -90,7 +94,19 @@ def serve(name: str, connection: Connection) -> None:
             told = getattr(peer, method)(*arguments)
         except Exception as error:  # the other side raises it
             told = RuntimeError(f"{name}: {type(error).__name__}: {error}")
-        connection.send(time.perf_counter() - started if method == "prepare" and told is None else told)
+        if method == "prepare" and told is None:
+            told = time.perf_counter() - started
+            del arguments
+            give_back_memory()
+        connection.send(told)
+
+
+def give_back_memory() -> None:
+    """Give memory that is held for nothing back to the system, as far as that can be asked for."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # of glibc
 
 
 def memory(pids: list[int], field: str) -> int:

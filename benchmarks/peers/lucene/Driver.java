@@ -27,11 +27,11 @@ import org.apache.lucene.search.BooleanQuery;
 import org.apache.lucene.search.TermQuery;
 
 /**
- * Lucene's Monitor as a peer. Takes commands, a line each, and answers each with a line of seconds.
+ * Lucene's Monitor as a peer. Takes commands, a line each, and answers each with a line of seconds, or bytes.
  *
- * <p>words FILE: how often each word occurs; subscribe FILE: id, box, rarest word, words; match FILE OUT: for each
- * message (id, x, y, words) writes pairs of ids as big-endian longs. Files have a row a line, fields between tabs,
- * words between spaces.
+ * <p>bytes: the heap in use; words FILE: how often each word occurs; subscribe FILE: id, box, rarest word, words;
+ * match FILE OUT: for each message (id, x, y, words) writes pairs of ids as big-endian longs. Files have a row a line,
+ * fields between tabs, words between spaces.
  *
  * <p>With the argument "cells" a subscription also asks for one of the terms "rarest@cell" of the cells that its box
  * meets, and a message has all its words at its cell: the presearcher then finds subscriptions by word and place.
@@ -53,17 +53,20 @@ public final class Driver {
     Driver driver = new Driver(arguments[0].equals("cells"), Integer.parseInt(arguments[1]));
     BufferedReader commands = new BufferedReader(new InputStreamReader(System.in));
     for (String line = commands.readLine(); line != null; line = commands.readLine()) {
-      System.out.println(driver.seconds(line.split("\t")));
+      System.out.println(driver.answer(line.split("\t")));
     }
   }
 
-  private double seconds(String[] command) throws IOException {
+  private double answer(String[] command) throws IOException {
     switch (command[0]) {
       case "words":
         for (String[] row : rows(command[1])) {
           frequencies.put(row[0], Integer.valueOf(row[1]));
         }
         return 0;
+      case "bytes":
+        System.gc();
+        return Runtime.getRuntime().totalMemory() - Runtime.getRuntime().freeMemory();
       case "subscribe":
         return subscribe(rows(command[1]));
       default:
