@@ -28,7 +28,7 @@ QUICK = {
     "index": "bench_boolean.py --no-broker --messages 10000",
     "peers": "bench_peers.py --subscriptions 100000",
     "shards": "bench_shards.py --subscriptions 100000",
-    "topk-shards": "bench_topk_shards.py --subscriptions 10000 --window 5000 --messages 200",
+    "topk-shards": "bench_topk_shards.py --subscriptions 5000 --window 5000 --messages 200 --workloads zipf tweets",
     "mixed": "bench_mixed.py --each 5000 --window 20000 --messages 2000 --rounds 5 --slow-rounds 15",
     "topk": "bench_feeds.py topk --subscriptions 20000 --before 20000 --messages 500",
     "nearest": "bench_feeds.py nearest --k 10 --subscriptions 20000 --before 20000 --messages 500",
@@ -39,14 +39,14 @@ QUICK = {
 FULL = {
     "gate": "gate.py",
     "index": "bench_boolean.py --sizes 1000000 5000000 20000000",
-    "peers": "bench_peers.py --subscriptions 1000000 --seconds 10 --messages 4000 "
+    "peers": "bench_peers.py --subscriptions 1000000 --seconds 10 --messages 3000 "
     "--workloads zipf poi tweets geonames airbnb",
     "shards": "bench_shards.py --subscriptions 1000000 --workloads zipf poi",
     "topk-shards": "bench_topk_shards.py --subscriptions 100000 --window 15000 --workloads tweets geonames airbnb",
-    "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 200",
+    "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 60",
     "spark": "bench_spark.py --subscriptions 1000000 --messages 50000",
-    "topk": "bench_feeds.py topk --workloads zipf poi tweets --before 15000",
-    "nearest": "bench_feeds.py nearest --k 10 --workloads zipf poi tweets --before 15000",
+    "topk": "bench_feeds.py topk --workloads zipf poi tweets --before 15000 --messages 800",
+    "nearest": "bench_feeds.py nearest --k 10 --workloads zipf poi tweets --before 15000 --messages 800",
     "partition": "bench_partition.py",
     "boolean": "bench_boolean_sweeps.py --full",
     "similar": "bench_similar_sweeps.py --full",

@@ -222,12 +222,12 @@ def tweets() -> Workload | None:
 
 def geonames() -> Workload | None:
     """Return cities and villages of GeoNames, None if their file is not here."""
-    return real("geonames", "names and positions of cities", "geonames_cities500", 20_000, MAX_STREAM // 4)
+    return real("geonames", "names and positions of cities", "geonames_cities500", 20_000, 20_000)
 
 
 def airbnb() -> Workload | None:
     """Return listings of lodgings, None if their file is not here."""
-    return real("airbnb", "words and positions of lodgings", "airbnb_listings", 20_000, MAX_STREAM // 4)
+    return real("airbnb", "words and positions of lodgings", "airbnb_listings", 20_000, 20_000)
 
 
 def real(name: str, title: str, file: str, n_history: int, n_stream: int) -> Workload | None:

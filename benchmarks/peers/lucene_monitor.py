@@ -42,7 +42,7 @@ class LuceneMonitor:
         class_path = os.pathsep.join(map(str, [self._folder, *jars]))
         subprocess.run([compiler, "-cp", class_path, "-d", self._folder, DRIVER], check=True)
         java = Path(compiler).with_name("java")
-        command = [java, "-Xmx6g", "-cp", class_path, "Driver", self.terms, str(N_CELLS)]
+        command = [java, "-Xmx4g", "-cp", class_path, "Driver", self.terms, str(N_CELLS)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
