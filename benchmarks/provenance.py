@@ -36,15 +36,15 @@ def provenance(options: Any = None) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the commit that is checked out, with a mark if files differ from it."""
-    folder = Path(__file__).parent
+    """Return the commit that is checked out, with a mark if files other than reports differ from it."""
+    folder = Path(__file__).parents[1]
     try:
-        told = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=folder, capture_output=True, text=True
-        )
+        told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True)
+        changed = ["git", "diff", "--quiet", "HEAD", "--", ".", ":(exclude)benchmarks/report"]
+        mark = "-dirty" if subprocess.run(changed, cwd=folder, capture_output=True).returncode else ""
     except OSError:
         return "unknown"
-    return told.stdout.strip() or "unknown"
+    return told.stdout.strip() + mark if told.returncode == 0 else "unknown"
 
 
 def processor() -> str:
