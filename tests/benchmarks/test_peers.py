@@ -106,3 +106,9 @@ def test_answers_that_differ_are_told(messages, subscriptions, told):
     check_same(ours, Answer(np.array([1, 1]), np.array([8, 7]), 0.1), asked, "the same")
     with pytest.raises(RuntimeError, match=told):
         check_same(ours, Answer(np.array(messages), np.array(subscriptions), 0.1), asked, "a peer")
+
+
+def test_a_peer_that_cannot_run_says_why(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="javac"):
+        Worker("lucene")
