@@ -16,7 +16,7 @@ import pyarrow as pa
 
 import nearcast as nc
 from peers import started_peer
-from peers.protocol import Answer, UnavailableError
+from peers.protocol import Answer, Peer, UnavailableError
 
 
 class Worker:
@@ -53,7 +53,8 @@ class Worker:
 
     def close(self) -> None:
         """End the peer and its process."""
-        self._asked("close")
+        with contextlib.suppress(OSError):  # it may have ended already
+            self._connection.send(None)
         self._process.join(timeout=60)
 
     def _pids(self) -> list[int]:
@@ -86,19 +87,33 @@ def serve(name: str, connection: Connection) -> None:
         return
     give_back_memory()
     connection.send(peer.version)
-    method = ""
-    while method != "close":
-        method, arguments = connection.recv()
-        started = time.perf_counter()
-        try:
-            told = getattr(peer, method)(*arguments)
-        except Exception as error:  # the other side raises it
-            told = RuntimeError(f"{name}: {type(error).__name__}: {error}")
-        if method == "prepare" and told is None:
-            told = time.perf_counter() - started
-            del arguments
-            give_back_memory()
-        connection.send(told)
+    try:
+        while (asked := received_or_none(connection)) is not None:
+            method, told = asked[0], answer_of(peer, name, *asked)
+            del asked
+            if method == "prepare":
+                give_back_memory()
+            connection.send(told)
+    finally:
+        peer.close()
+
+
+def received_or_none(connection: Connection) -> tuple[str, tuple[Any, ...]] | None:
+    """Return what the other side asks for, None if it is done, or has ended."""
+    try:
+        return connection.recv()
+    except EOFError:
+        return None
+
+
+def answer_of(peer: Peer, name: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Return what a method of the peer returns, of `prepare` the seconds; an error that the other side raises."""
+    started = time.perf_counter()
+    try:
+        told = getattr(peer, method)(*arguments)
+    except Exception as error:
+        return RuntimeError(f"{name}: {type(error).__name__}: {error}")
+    return time.perf_counter() - started if method == "prepare" else told
 
 
 def give_back_memory() -> None:
