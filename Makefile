@@ -7,9 +7,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster lint check format soak \
-	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-nearest bench-moving bench-spark \
-	bench-partition lock clean
+.PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster test-peers lint check format soak \
+	bench bench-full bench-shards bench-topk-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-nearest bench-moving bench-spark \
+	bench-partition bench-gate lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-kafka: .venv/dev.done  ## the pipeline against a real Kafka; fetches it, an
 test-cluster: .venv/dev.done  ## the stream on clusters whose executors are killed, and on a full disk; takes some minutes
 	$(BIN)/python -m pytest -m cluster tests/spark
 
+test-peers: .venv/bench.done  ## every peer of the benchmarks that can run here, against plain loops
+	$(BIN)/python -m pytest -m "peers or not peers" tests/benchmarks/test_peers.py
+
 lint: .venv/dev.done  ## style, types and the direction of imports
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
@@ -64,6 +67,21 @@ format: .venv/dev.done  ## put the code into shape
 
 soak: .venv/dev.done  ## thousands of generated scenarios against the oracle, and many kills of a pipeline; takes about half an hour
 	HYPOTHESIS_PROFILE=soak NEARCAST_KILL_SEEDS=10 $(BIN)/python -m pytest tests/contract tests/partition tests/spark
+
+bench: .venv/bench.done  ## where Nearcast stands beside papers and peers: benchmarks/report/quick; about ten minutes
+	$(BIN)/python benchmarks/bench.py $(OPTIONS)
+
+bench-full: .venv/bench.done  ## the same at full size: benchmarks/report/full; takes hours
+	$(BIN)/python benchmarks/bench.py --full $(OPTIONS)
+
+bench-shards: .venv/dev.done  ## how far shards carry: every partitioner, 1 to 32 shards
+	$(BIN)/python benchmarks/bench_shards.py $(OPTIONS)
+
+bench-topk-shards: .venv/dev.done  ## the same for top-k subscriptions, as in DSkype
+	$(BIN)/python benchmarks/bench_topk_shards.py $(OPTIONS)
+
+bench-mixed: .venv/dev.done  ## the pipeline on Spark with all kinds of subscriptions and a window
+	$(BIN)/python benchmarks/bench_mixed.py $(OPTIONS)
 
 bench-text: .venv/dev.done  ## how many tokens a second the analyzer reads
 	$(BIN)/python benchmarks/bench_text.py
@@ -92,8 +110,17 @@ bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date
 bench-moving: .venv/dev.done  ## how fast subscribers move, with their differences, while messages come
 	$(BIN)/python benchmarks/bench_moving.py $(OPTIONS)
 
+bench-peers: .venv/bench.done  ## boolean subscriptions beside PostGIS, Lucene Monitor, DuckDB, SedonaDB and Spark's own join
+	$(BIN)/python benchmarks/bench_peers.py $(OPTIONS)
+
 bench-spark: .venv/dev.done  ## the pipeline on Spark beside an embedded broker and a plain join
 	$(BIN)/python benchmarks/bench_spark.py $(OPTIONS)
+
+bench-partition: .venv/dev.done  ## how subscriptions are best divided among shards
+	$(BIN)/python benchmarks/bench_partition.py $(OPTIONS)
+
+bench-gate: .venv/dev.done  ## counts that no machine changes, held against the baseline; UPDATE=1 writes it anew
+	$(BIN)/python benchmarks/gate.py $(if $(UPDATE),--update) $(OPTIONS)
 
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv
@@ -101,6 +128,8 @@ lock: .venv/dev.done  ## resolve requirements/*.txt anew
 		--group build --extra report --extra spark pyproject.toml -o requirements/run.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 		--group dev --extra report --extra spark -c requirements/run.txt pyproject.toml -o requirements/dev.txt
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+		-c requirements/dev.txt requirements/bench.in -o requirements/bench.txt
 
 clean:  ## remove everything that was made
 	rm -rf .venv .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
@@ -123,3 +152,8 @@ clean:  ## remove everything that was made
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@ .venv/run.done
+
+.venv/bench.done: requirements/bench.txt .venv/dev.done
+	@echo "Installing the locked packages of the peers ..."
+	@$(PIP) install --require-hashes -r requirements/bench.txt
+	@touch $@

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,6 +24,7 @@ from inputs import SPACE, Columns, fitted, message_table, subscription_table
 from matching import fill, found, n_bytes
 from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.book import MAX_ROWS_OF_A_TASK, rows_between
+from provenance import provenance
 from timing import Figure, machine_ratio, one_core, seconds, spread
 from workloads import WORKLOADS, Workload
 
@@ -60,7 +59,7 @@ def main() -> None:
     first = [Figure(f"{step}, s", values, 2) for step, values in first_calls(options.rounds).items()]
     print_tables(results, first)
     if options.json:
-        write(options.json, results, first)
+        write(options, results, first)
 
 
 # --- the index alone
@@ -234,7 +233,7 @@ def print_tables(results: dict[tuple[str, int], list[Figure]], first: list[Figur
     console.print(table, highlight=False)
 
 
-def write(path: str, results: dict[tuple[str, int], list[Figure]], first: list[Figure]) -> None:
+def write(options: Any, results: dict[tuple[str, int], list[Figure]], first: list[Figure]) -> None:
     """Write all figures as JSON."""
     rows = [
         {"workload": name, "subscriptions": n, "what": figure.what, **spread(figure.values)._asdict()}
@@ -242,9 +241,8 @@ def write(path: str, results: dict[tuple[str, int], list[Figure]], first: list[F
         for figure in figures
     ]
     rows += [{"what": f"first call: {figure.what}", **spread(figure.values)._asdict()} for figure in first]
-    machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(machine | {"rows": rows}, file, indent=1)
+    with open(options.json, "w", encoding="utf-8") as file:
+        json.dump(provenance(options) | {"rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 from typing import Any
 
@@ -24,6 +22,7 @@ from rich.table import Table
 import nearcast as nc
 from inputs import SPACE, fitted, message_table
 from plots import STYLES
+from provenance import provenance
 from sweeping import cell_text, console, those_here
 from timing import seconds, spread
 from topk_contest import BUFFERS_OF_THE_PAPER, Setting, TopkContest, interest_table
@@ -67,9 +66,8 @@ def main() -> None:
             results[workload.name]["rivals"] = rivals_of(workload, options)
             print_rivals(workload.name, results[workload.name]["rivals"], options)
     if options.json:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(machine | vars(options) | {"results": results}, file, indent=1)
+            json.dump(provenance(options) | vars(options) | {"results": results}, file, indent=1)
 
 
 def figures_of(workload: Workload, options: Any) -> dict[str, Any]:

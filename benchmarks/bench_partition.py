@@ -38,6 +38,7 @@ from nearcast.results.window import taken_messages
 from nearcast.scoring.spatial import blend, spatial_similarity
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import great_circle_distance
+from provenance import provenance
 from workloads import DATA, poi
 
 FOLDER = Path(__file__).parent / "report" / "partition"
@@ -290,24 +291,25 @@ def main() -> None:
     parser.add_argument("--subscriptions", type=int, default=100_000)
     parser.add_argument("--messages", type=int, default=30_000, help="learned from, and as many tried")
     parser.add_argument("--only", choices=["dskype", "dkm", "boolean"])
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder for pictures and data")
     options = parser.parse_args()
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     here = [name for name in (*DSKYPE_DATA, DKM_DATA) if (DATA / f"{name}.parquet").exists()]
     for name in (*DSKYPE_DATA, DKM_DATA):
         if name not in here:
             print(f"{name} is skipped: it is not in {DATA}", file=sys.stderr)
-    setting = {"subscriptions": options.subscriptions, "messages": options.messages}
+    setting = provenance(options) | {"subscriptions": options.subscriptions, "messages": options.messages}
     if options.only in (None, "dskype"):
         names = [name for name in DSKYPE_DATA if name in here]
         rows = [row for name in names for row in dskype_rows(name, options.subscriptions, options.messages)]
         if rows:
-            write(FOLDER / "dskype.json", setting | {"k": K, "spatial_weight": SPATIAL_WEIGHT, "rows": rows})
-            draw_dskype(rows, FOLDER / "dskype.png")
+            write(options.out / "dskype.json", setting | {"k": K, "spatial_weight": SPATIAL_WEIGHT, "rows": rows})
+            draw_dskype(rows, options.out / "dskype.png")
     for name, plan in (("dkm", nearest_plans), ("boolean", boolean_plans)):
         if options.only in (None, name) and DKM_DATA in here:
             plans, rows, columns = plan(options.subscriptions, options.messages)
-            write(FOLDER / f"{name}.json", setting | {"workers": WORKERS, "rows": rows})
-            draw(FOLDER / f"{name}.png", plans, columns)
+            write(options.out / f"{name}.json", setting | {"workers": WORKERS, "rows": rows})
+            draw(options.out / f"{name}.png", plans, columns)
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

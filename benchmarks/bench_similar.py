@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from plots import STYLES
+from provenance import provenance
 from published import SIMILAR_INDEXES, UNCHOSEN
 from similar_contest import similar_contest
 from sweeping import cell_text, console, those_here
@@ -64,9 +63,12 @@ def main() -> None:
                 rows += [{"workload": workload.name, "subscriptions": n, "index": i, **f} for i, f in figures.items()]
                 print_table(workload.name, n, figures, options.rounds)
     if options.json:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(machine | {"messages": options.messages, "rounds": options.rounds, "rows": rows}, file, indent=1)
+            json.dump(
+                provenance(options) | {"messages": options.messages, "rounds": options.rounds, "rows": rows},
+                file,
+                indent=1,
+            )
 
 
 def print_table(workload: str, n: int, figures: dict[str, dict[str, Any]], n_rounds: int) -> None:

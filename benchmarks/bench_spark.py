@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -32,12 +31,13 @@ from rich.table import Table
 import nearcast as nc
 from inputs import SPACE, fitted, message_table, subscription_table
 from nearcast.spark import match, plan, session, stream
+from peers.keys import keyed, rarest_keywords
+from peers.spark_join import plain_join
+from provenance import provenance
 from timing import Figure, spread
 from workloads import Workload, zipf
 
 N_WARM = 2
-# Cells of the join along each side of the unit square.
-N_CELLS = 32
 MASTER = "local[2,4]"
 MESSAGES = "id long, x double, y double, keywords array<string>"
 
@@ -62,25 +62,25 @@ def main() -> None:
         go_on(Path(options.go_on))
         return
     log("making messages and subscriptions")
-    bench = Bench(zipf(), options)
+    workload = zipf()
+    bench = Bench(workload, subscription_table(workload, workload.subscriptions(options.subscriptions)), options)
     figures: list[Figure] = []
     for part in options.parts:
         with tempfile.TemporaryDirectory(prefix="nearcast-bench-") as folder:
             figures += PARTS[part](bench, Path(folder))
     print_table(figures, options)
     if options.json:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
         rows = [{"what": figure.what, **spread(figure.values)._asdict()} for figure in figures]
-        Path(options.json).write_text(json.dumps(machine | {"options": vars(options), "rows": rows}, indent=1))
+        Path(options.json).write_text(json.dumps(provenance(options) | {"rows": rows}, indent=1))
 
 
 class Bench:
     """What the parts have in common."""
 
-    def __init__(self, workload: Workload, options: Any):
+    def __init__(self, workload: Workload, subscriptions: pa.Table, options: Any):
         self.workload, self.options = workload, options
         self.vocabulary = fitted(workload)
-        self.subscriptions = subscription_table(workload, workload.subscriptions(options.subscriptions))
+        self.subscriptions = subscriptions
         self._spark: SparkSession | None = None
 
     @property
@@ -192,7 +192,8 @@ def join_figures(bench: Bench, folder: Path) -> list[Figure]:
     messages = bench.frame(bench.messages(bench.options.join_messages), folder / "messages")
     subscriptions = bench.frame(bench.subscriptions, folder / "subscriptions")
     log("join: preparing")
-    keys = bench.frame(join_keys(bench), folder / "keys").join(subscriptions, "id").persist()
+    words = rarest_keywords(bench.subscriptions["keywords"].combine_chunks(), bench.vocabulary)
+    keys = bench.frame(keyed(bench.subscriptions.append_column("rarest", words)), folder / "keys").persist()
     keys.count()
     planned = plan(subscriptions, space=SPACE, vocabulary=bench.vocabulary, folder=str(folder))
     ours: list[float] = []
@@ -215,47 +216,6 @@ def join_figures(bench: Bench, folder: Path) -> list[Figure]:
         Figure("plain join, the same: s", joined, 2),
         Figure("plain join over match", [b / a for a, b in zip(ours, joined, strict=True)], 1),
     ]
-
-
-def join_keys(bench: Bench) -> pa.Table:
-    """Return the rarest word of each subscription with each cell that its box meets."""
-    table = bench.subscriptions
-    frequencies = bench.vocabulary.document_frequencies()
-    words = table["keywords"].combine_chunks()
-    numbers = {word: bench.vocabulary.id_of(word) for word in words.flatten().unique().to_pylist()}
-    rarest = [
-        min(row, key=lambda word: (0 if numbers[word] is None else frequencies[numbers[word]], word))
-        for row in words.to_pylist()
-    ]
-    sides = {name: np.clip(np.floor(table[name].to_numpy() * N_CELLS), 0, N_CELLS - 1).astype(int) for name in BOX}
-    ids, cells, keys = [], [], []
-    for row, word in enumerate(rarest):
-        for x in range(sides["min_x"][row], sides["max_x"][row] + 1):
-            for y in range(sides["min_y"][row], sides["max_y"][row] + 1):
-                ids.append(row)
-                cells.append(x * N_CELLS + y)
-                keys.append(word)
-    return pa.table({"id": pa.array(ids, pa.int64()), "cell": pa.array(cells, pa.int64()), "word": keys})
-
-
-BOX = ("min_x", "min_y", "max_x", "max_y")
-
-
-def plain_join(messages: DataFrame, keys: DataFrame) -> DataFrame:
-    """Return the pairs of a join on cell and word, with the exact condition on top."""
-    cell = [F.least(F.greatest(F.floor(F.col(name) * N_CELLS), F.lit(0)), F.lit(N_CELLS - 1)) for name in ("x", "y")]
-    words = messages.select(
-        F.col("id").alias("message"),
-        "x",
-        "y",
-        F.col("keywords").alias("words"),
-        F.explode("keywords").alias("word"),
-        (cell[0] * N_CELLS + cell[1]).alias("cell"),
-    )
-    inside = F.col("x").between(F.col("min_x"), F.col("max_x")) & F.col("y").between(F.col("min_y"), F.col("max_y"))
-    has_words = F.size(F.array_except("keywords", "words")) == 0
-    joined = words.join(keys, ["cell", "word"]).where(inside & has_words)
-    return joined.select(F.col("id").alias("subscription"), "message")
 
 
 # --- latency

@@ -83,7 +83,7 @@ def label_powers(axes: Axes) -> None:
     low, high = axes.get_ylim()
     between = (1, 2, 5) if high < 100 * low else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=12))
-    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 

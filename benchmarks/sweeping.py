@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from contest import Contest, Figures
 from plots import STYLES, draw
+from provenance import provenance
 from timing import Spread, one_core
 from workloads import Workload
 
@@ -66,12 +66,11 @@ def those_here(names: Iterable[str], workloads: Mapping[str, Callable[[], Worklo
 def make_sweeps(sweeps: Mapping[str, Sweep], contests: list[Contest], options: Any, n_messages: int) -> None:
     """Measure the sweeps that are asked for, write them to their folder and print them."""
     options.out.mkdir(parents=True, exist_ok=True)
-    machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": 1}
     results = []
     for name, sweep in sweeps.items():
         if name in options.sweeps:
             result = {
-                **machine,
+                **provenance(options),
                 "messages": n_messages,
                 "rounds": options.rounds,
                 "workloads": {contest.workload.name: contest.workload.title for contest in contests},

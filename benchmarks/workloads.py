@@ -220,6 +220,11 @@ def tweets() -> Workload | None:
     return real("tweets", "words and positions of tweets", "tweets", 20_000, 20_000)
 
 
+def geonames() -> Workload | None:
+    """Return cities and villages of GeoNames, None if their file is not here."""
+    return real("geonames", "names and positions of cities", "geonames_cities500", 20_000, 20_000)
+
+
 def airbnb() -> Workload | None:
     """Return adverts of lodgings, None if their file is not here: long texts, few of them, which come again."""
     return real("airbnb", "words and positions of lodgings", "airbnb_listings", 20_000, 60_000, comes_again=True)
@@ -308,3 +313,4 @@ def scaled(values: Any) -> Any:
 WORKLOADS: dict[str, Callable[[], Workload | None]] = {"zipf": zipf, "poi": poi}
 SIMILAR_WORKLOADS = WORKLOADS | {"tweets": tweets}
 TOPK_WORKLOADS = {"mixed": mixed, "poi": poi, "airbnb": airbnb, "zipf": zipf}
+BOOLEAN_WORKLOADS = SIMILAR_WORKLOADS | {"geonames": geonames, "airbnb": airbnb}

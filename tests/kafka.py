@@ -1,26 +1,18 @@
-"""A Kafka broker on this machine, and Spark's connector to it; both are fetched once, by Spark's own resolver.
-
-Jars come from Maven Central, or from where DEFAULT_ARTIFACT_REPOSITORY says, and stay in the user's cache folder.
-"""
+"""A Kafka broker on this machine, and Spark's connector to it; both are fetched once, see benchmarks/maven.py."""
 
 import base64
 import os
-import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 import uuid
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyspark
 
+from maven import SPARK_HOME, UnreachableError, fetch, kept
 from nearcast.java import found_java
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nearcast" / "kafka"
-SPARK_HOME = Path(pyspark.__file__).parent
 BROKER = "org.apache.kafka:kafka_2.13:4.1.1"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 TOKENS = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
@@ -29,14 +21,10 @@ OTHER_CONNECTOR, OTHER_TOKENS = "4.2.0", "4.0.0"
 USER, PASSWORD = "nearcast", "secret"
 
 
-class UnreachableError(Exception):
-    """Jars are not there and could not be fetched."""
-
-
 def broker_jars():
     """The jars of a broker; Spark does not fetch what it has itself."""
     scala = SPARK_HOME.glob("jars/scala-library-*.jar")
-    return [*kept(BROKER.replace(":", "-"), lambda folder: fetch(folder, BROKER)), *scala]
+    return [*kept("kafka/" + BROKER.replace(":", "-"), lambda folder: fetch(folder, BROKER)), *scala]
 
 
 def connector_jars():
@@ -49,46 +37,7 @@ def connector_jars():
             fetch(folder, f"{CONNECTOR}:{OTHER_CONNECTOR}", without=TOKENS)
             fetch(folder, f"{TOKENS}:{OTHER_TOKENS}", only="*token-provider*")
 
-    return kept(f"connector-{pyspark.__version__}", fetch_connector)
-
-
-def kept(name, fetched):
-    """The jars of a folder of the cache, which is filled if it is not there."""
-    folder = CACHE / name
-    if not folder.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=CACHE))
-        try:
-            fetched(unfinished)
-            unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    return sorted(folder.glob("*.jar"))
-
-
-def fetch(folder, package, *, without="", only="*"):
-    """Fetch a package, and what it needs, into a folder."""
-    submit = SPARK_HOME / "bin" / "spark-submit"
-    with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "nothing.py").touch()
-        command = [submit, "--packages", package, "--conf", f"spark.jars.ivy={scratch}/ivy"]
-        command += ["--exclude-packages", without] if without else []
-        # A repository of Maven's in the home folder may hold half of a package, and Spark would not look further.
-        environment = os.environ | {
-            "JAVA_HOME": str(found_java().home),
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_SUBMIT_OPTS": f"-Duser.home={scratch}",
-        }
-        command.append(f"{scratch}/nothing.py")
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
-        except subprocess.TimeoutExpired:
-            raise UnreachableError(f"{package} was not fetched from Maven Central within 180 s") from None
-        if done.returncode:
-            reasons = [line for line in done.stderr.splitlines() if line.startswith("Exception")]
-            raise UnreachableError(f"{package} could not be fetched from Maven Central: {''.join(reasons)[:300]}")
-        for jar in Path(scratch, "ivy", "jars").glob(f"{only}.jar"):
-            shutil.copy(jar, folder / jar.name)
+    return kept(f"kafka/connector-{pyspark.__version__}", fetch_connector)
 
 
 def free_ports(n):

@@ -1,0 +1,85 @@
+"""Where does Nearcast stand? Runs every benchmark of the report, one after another, and writes its page.
+
+The quick report takes about ten minutes on two cores; `--full` takes hours. A part that fails is told on the page, and
+the run goes on; parts that were measured before stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from report_page import write_page
+
+HERE = Path(__file__).parent
+REPORT = HERE / "report"
+
+log = Console(stderr=True, log_path=False, soft_wrap=True).log
+
+
+# By the name of its file in the report. Those of FOLDERS write several files.
+QUICK = {
+    "gate": "gate.py",
+    "index": "bench_boolean.py --no-broker --messages 10000",
+    "peers": "bench_peers.py --subscriptions 100000",
+    "shards": "bench_shards.py --subscriptions 100000",
+    "topk-shards": "bench_topk_shards.py --subscriptions 5000 --window 5000 --messages 200 --workloads zipf tweets",
+    "mixed": "bench_mixed.py --each 5000 --window 20000 --messages 2000 --rounds 5 --slow-rounds 15",
+    "topk": "bench_feeds.py topk --subscriptions 20000 --before 20000 --messages 500",
+    "nearest": "bench_feeds.py nearest --k 10 --subscriptions 20000 --before 20000 --messages 500",
+    "partition": "bench_partition.py --subscriptions 20000 --messages 10000",
+    "boolean": "bench_boolean_sweeps.py --sweeps subscriptions --sizes 50000 100000 200000 --messages 2000",
+    "similar": "bench_similar_sweeps.py --sweeps subscriptions --sizes 20000 50000 --messages 20",
+}
+FULL = {
+    "gate": "gate.py",
+    "index": "bench_boolean.py --sizes 1000000 5000000 20000000",
+    "peers": "bench_peers.py --subscriptions 1000000 --seconds 10 --messages 3000 "
+    "--workloads zipf poi tweets geonames airbnb",
+    "shards": "bench_shards.py --subscriptions 1000000 --workloads zipf poi",
+    "topk-shards": "bench_topk_shards.py --subscriptions 100000 --window 15000 --workloads tweets geonames airbnb",
+    "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 60",
+    "spark": "bench_spark.py --subscriptions 1000000 --messages 50000",
+    "topk": "bench_feeds.py topk --workloads zipf poi tweets --before 15000 --messages 800",
+    "nearest": "bench_feeds.py nearest --k 10 --workloads zipf poi tweets --before 15000 --messages 800",
+    "partition": "bench_partition.py",
+    "boolean": "bench_boolean_sweeps.py --full",
+    "similar": "bench_similar_sweeps.py --full",
+}
+FOLDERS = ("partition", "boolean", "similar")
+
+
+def main() -> None:
+    """Run the parts, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="as many subscriptions as the papers have; takes hours")
+    parser.add_argument("--parts", nargs="+", default=list(FULL), choices=FULL, help="(default: all)")
+    parser.add_argument("--out", type=Path, help="folder for the page (default: report/quick, with --full report/full)")
+    options = parser.parse_args()
+    out = options.out or REPORT / ("full" if options.full else "quick")
+    out.mkdir(parents=True, exist_ok=True)
+    failures: dict[str, str] = {}
+    for name, command in (FULL if options.full else QUICK).items():
+        if name not in options.parts:
+            continue
+        log(f"{name}: {command}")
+        script, *arguments = command.split()
+        where = ["--out", out / name] if name in FOLDERS else ["--json", out / f"{name}.json"]
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, HERE / script, *arguments, *where], stdout=subprocess.DEVNULL)
+        log(f"{name}: {'done' if done.returncode == 0 else 'failed'} after {time.perf_counter() - started:,.0f} s")
+        if done.returncode:
+            failures[name] = f"`{command}` ended with {done.returncode}"
+    page = write_page(out, failures)
+    log(f"the page is {page}")
+    if failures:
+        raise SystemExit(f"parts that failed: {', '.join(failures)}")
+
+
+if __name__ == "__main__":
+    main()

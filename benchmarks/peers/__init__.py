@@ -1,0 +1,29 @@
+"""What a practitioner would use instead, each behind the same protocol."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from peers.protocol import Peer
+
+# A peer is imported only where it is used: packages may be missing.
+PEERS = {
+    "nearcast": ("peers.ours", "NearcastBroker", "Nearcast, broker of one thread"),
+    "postgis": ("peers.postgis", "PostGIS", "PostGIS, GiST over (rarest keyword, box)"),
+    "lucene": ("peers.lucene_monitor", "LuceneMonitor", "Lucene Monitor"),
+    "lucene-cells": ("peers.lucene_monitor", "LuceneMonitorWithCells", "Lucene Monitor, keyword@cell terms"),
+    "duckdb": ("peers.duckdb_join", "DuckDB", "DuckDB, join on (cell, rarest keyword)"),
+    "sedonadb": ("peers.sedonadb_join", "SedonaDB", "SedonaDB, spatial join"),
+    "spark": ("peers.spark_join", "SparkJoin", "Spark SQL, join on (cell, rarest keyword)"),
+}
+
+
+def started_peer(name: str) -> Peer:
+    """Return a peer, ready to take subscriptions; raises UnavailableError where it cannot run."""
+    module, kind, _ = PEERS[name]
+    return getattr(import_module(module), kind)()
+
+
+def label(name: str) -> str:
+    """Return what a report calls a peer."""
+    return PEERS[name][2]

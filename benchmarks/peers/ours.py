@@ -1,0 +1,48 @@
+"""Nearcast itself: a broker in one process and of one thread, from a table of words to a table of deliveries."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+
+import nearcast as nc
+from inputs import SPACE
+from peers.protocol import Answer
+
+
+class NearcastBroker:
+    """A broker; what is timed is all of `publish_batch`."""
+
+    version = nc.__version__
+
+    def __init__(self) -> None:
+        # Compiled code is no memory of subscriptions.
+        broker = nc.Broker(space=SPACE)
+        broker.subscribe(nc.Boolean("s", "w", within=nc.Box(0, 0, 1, 1)))
+        broker.publish(nc.Message("m", 0.5, 0.5, "w"))
+
+    def prepare(self, subscriptions: pa.Table, vocabulary: nc.Vocabulary) -> None:
+        """Subscribe all."""
+        self._broker = nc.Broker(space=SPACE, vocabulary=vocabulary, threads=1)
+        table = subscriptions.drop_columns(["rarest"])
+        self._broker.subscribe(table.append_column("kind", pa.repeat("boolean", table.num_rows)))
+
+    def answers(self, messages: pa.Table) -> Answer:
+        """Publish a batch."""
+        started = time.perf_counter()
+        found = self._broker.publish_batch(messages)
+        seconds = time.perf_counter() - started
+        return Answer(*(np.asarray(found[name]) for name in ("message", "subscription")), seconds)
+
+    def n_bytes(self) -> int | None:
+        """Return the bytes of columns and index, and of the ids with the table that finds them."""
+        book = self._broker._book
+        slot_of = book._contents.slot_of
+        ids = sys.getsizeof(slot_of) + book.ids.nbytes + len(slot_of) * sys.getsizeof(1 << 20)
+        return int(book._contents.index.n_bytes + sum(array.nbytes for array in book.columns) + ids)
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -1,0 +1,76 @@
+"""Spark's own join of messages and subscriptions on cell and rarest keyword, with the exact condition on top."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyspark
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+import nearcast as nc
+from nearcast.errors import NearcastError
+from nearcast.spark import session
+from peers.keys import N_CELLS, keyed
+from peers.protocol import Answer, UnavailableError
+
+
+class SparkJoin:
+    """A session of one core; the keys of subscriptions are computed and cached before."""
+
+    version = pyspark.__version__
+
+    def __init__(self) -> None:
+        try:
+            settings = {"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": "2"}
+            self._spark = session("local[1]", settings=settings)
+        except NearcastError as error:
+            raise UnavailableError(str(error)) from None
+        self._folder = Path(tempfile.mkdtemp(prefix="nearcast-spark-join-"))
+
+    def prepare(self, subscriptions: pa.Table, vocabulary: nc.Vocabulary) -> None:  # noqa: ARG002
+        """Cache a row for each cell of each subscription."""
+        pq.write_table(keyed(subscriptions), self._folder / "keys.parquet")
+        self._keys = self._spark.read.parquet(str(self._folder / "keys.parquet")).persist()
+        self._keys.count()
+
+    def answers(self, messages: pa.Table) -> Answer:
+        """Join, and collect the pairs."""
+        pq.write_table(messages, self._folder / "messages.parquet")
+        read = self._spark.read.parquet(str(self._folder / "messages.parquet"))
+        started = time.perf_counter()
+        found = plain_join(read, self._keys).toArrow()
+        seconds = time.perf_counter() - started
+        return Answer(*(np.asarray(found[name]) for name in ("message", "subscription")), seconds)
+
+    def n_bytes(self) -> int | None:
+        """Return None: it does not tell."""
+        return None
+
+    def close(self) -> None:
+        """Stop the session."""
+        self._spark.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def plain_join(messages: DataFrame, keys: DataFrame) -> DataFrame:
+    """Return the pairs of a join on cell and word, with the exact condition on top."""
+    cell = [F.least(F.greatest(F.floor(F.col(name) * N_CELLS), F.lit(0)), F.lit(N_CELLS - 1)) for name in ("x", "y")]
+    words = messages.select(
+        F.col("id").alias("message"),
+        "x",
+        "y",
+        F.col("keywords").alias("words"),
+        F.explode("keywords").alias("rarest"),
+        (cell[0] * N_CELLS + cell[1]).alias("cell"),
+    )
+    inside = F.col("x").between(F.col("min_x"), F.col("max_x")) & F.col("y").between(F.col("min_y"), F.col("max_y"))
+    has_words = F.size(F.array_except("keywords", "words")) == 0
+    joined = words.join(keys, ["cell", "rarest"]).where(inside & has_words)
+    return joined.select("message", F.col("id").alias("subscription"))

@@ -1,0 +1,137 @@
+"""A peer in a process of its own, so that its memory can be told from that of others."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import re
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import nearcast as nc
+from peers import started_peer
+from peers.protocol import Answer, Peer, UnavailableError
+
+
+class Worker:
+    """Runs a peer in another process, on the cores that this one has; raises UnavailableError where it cannot run."""
+
+    def __init__(self, name: str):
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=serve, args=(name, other))
+        self._process.start()
+        other.close()
+        self.version: str = self._received()
+        self._empty = memory(self._pids(), "Pss")
+
+    def prepare(self, subscriptions: pa.Table, vocabulary: nc.Vocabulary) -> float:
+        """Take in all subscriptions; return the seconds."""
+        return self._asked("prepare", subscriptions, vocabulary)
+
+    def answers(self, messages: pa.Table) -> Answer:
+        """Return the pairs of some messages."""
+        return self._asked("answers", messages)
+
+    def n_bytes(self) -> int | None:
+        """Return what the peer tells of its size."""
+        return self._asked("n_bytes")
+
+    def grown(self) -> int:
+        """Return the bytes by which its memory has grown since it was empty; shared pages are counted once."""
+        return memory(self._pids(), "Pss") - self._empty
+
+    def peak(self) -> int:
+        """Return the most bytes of memory that each of its processes has had, added."""
+        return memory(self._pids(), "VmHWM")
+
+    def close(self) -> None:
+        """End the peer and its process."""
+        with contextlib.suppress(OSError):  # it may have ended already
+            self._connection.send(None)
+        self._process.join(timeout=60)
+
+    def _pids(self) -> list[int]:
+        found = [self._process.pid or 0]
+        for pid in found:
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                found += map(int, children.read_text().split())
+        return found
+
+    def _asked(self, method: str, *arguments: Any) -> Any:
+        self._connection.send((method, arguments))
+        return self._received()
+
+    def _received(self) -> Any:
+        try:
+            told = self._connection.recv()
+        except EOFError:
+            raise RuntimeError("the process of the peer has ended") from None
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+
+def serve(name: str, connection: Connection) -> None:
+    """Do what is asked for, in the process of the peer, until it is closed."""
+    try:
+        peer = started_peer(name)
+    except UnavailableError as error:
+        connection.send(error)
+        return
+    give_back_memory()
+    connection.send(peer.version)
+    try:
+        while (asked := received_or_none(connection)) is not None:
+            method, told = asked[0], answer_of(peer, name, *asked)
+            del asked
+            if method == "prepare":
+                give_back_memory()
+            connection.send(told)
+    finally:
+        peer.close()
+
+
+def received_or_none(connection: Connection) -> tuple[str, tuple[Any, ...]] | None:
+    """Return what the other side asks for, None if it is done, or has ended."""
+    try:
+        return connection.recv()
+    except EOFError:
+        return None
+
+
+def answer_of(peer: Peer, name: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Return what a method of the peer returns, of `prepare` the seconds; an error that the other side raises."""
+    started = time.perf_counter()
+    try:
+        told = getattr(peer, method)(*arguments)
+    except Exception as error:
+        return RuntimeError(f"{name}: {type(error).__name__}: {error}")
+    return time.perf_counter() - started if method == "prepare" else told
+
+
+def give_back_memory() -> None:
+    """Give memory that is held for nothing back to the system, as far as that can be asked for."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # of glibc
+
+
+def memory(pids: list[int], field: str) -> int:
+    """Return the bytes of a field of the processes' memory (Pss, VmHWM), added; 0 where the system does not tell."""
+    total = 0
+    for pid in pids:
+        try:
+            told = "".join(Path(f"/proc/{pid}/{name}").read_text() for name in ("smaps_rollup", "status"))
+        except OSError:
+            continue
+        found = re.search(rf"^{field}:\s+(\d+) kB", told, re.MULTILINE)
+        total += 1024 * int(found[1]) if found else 0
+    return total

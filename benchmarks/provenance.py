@@ -1,0 +1,68 @@
+"""What a figure depends on besides the code that it is about: machine, versions, commit, options."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from workloads import DATA
+
+DATA_SETS = ("poi_simplegeo", "tweets", "geonames_cities500", "airbnb_listings")
+PACKAGES = ("numpy", "numba", "pyarrow", "shapely", "pyspark", "duckdb", "sedonadb", "psycopg")
+
+
+def provenance(options: Any = None) -> dict[str, Any]:
+    """Return all that must be told beside figures."""
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit(),
+        "machine": {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            "system": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
+        },
+        "versions": {"python": platform.python_version()} | versions(),
+        "data_not_here": [name for name in DATA_SETS if not (DATA / f"{name}.parquet").exists()],
+        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        if options
+        else {},
+    }
+
+
+def commit() -> str:
+    """Return the commit that is checked out, with a mark if files other than reports differ from it."""
+    folder = Path(__file__).parents[1]
+    try:
+        told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True)
+        changed = ["git", "diff", "--quiet", "HEAD", "--", ".", ":(exclude)benchmarks/report"]
+        mark = "-dirty" if subprocess.run(changed, cwd=folder, capture_output=True).returncode else ""
+    except OSError:
+        return "unknown"
+    return told.stdout.strip() + mark if told.returncode == 0 else "unknown"
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

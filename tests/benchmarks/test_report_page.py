@@ -1,0 +1,91 @@
+"""The page of a report tells what was measured, what was skipped and why, whatever part of it is there."""
+
+import json
+
+import pytest
+
+from report_page import BEGIN, END, write_page, write_readme
+
+RATE = {"median": 1000.0, "low": 900.0, "high": 1100.0}
+PEER = {
+    "version": "1.2",
+    "per_second": RATE,
+    "us": RATE,
+    "matches": 5.4,
+    "messages": 200,
+    "prepare_s": 1.5,
+    "bytes": None,
+    "grown": 120.0,
+    "peak_mb": 300.0,
+}
+PROVENANCE = {
+    "date": "2026-01-02",
+    "commit": "abc1234",
+    "machine": {"processor": "a processor", "cores": 2, "memory_gb": 24.0, "system": "Linux"},
+    "versions": {"python": "3.11"},
+    "data_not_here": ["tweets"],
+    "options": {},
+}
+
+
+def test_an_empty_folder(tmp_path):
+    page = write_page(tmp_path, {"peers": "`bench_peers.py` ended with 1"}).read_text()
+    assert "Nothing is measured yet." in page
+    assert "**peers was not measured**: `bench_peers.py` ended with 1" in page
+
+
+def test_peers_and_those_that_were_skipped(tmp_path):
+    result = {
+        "workload": "zipf",
+        "title": "words by Zipf's law",
+        "subscriptions": 1000,
+        "rounds": 5,
+        "peers": {"nearcast": PEER | {"per_second": RATE | {"median": 5000.0, "high": 5100.0}}, "duckdb": PEER},
+        "skipped": {"postgis": "no server is here"},
+    }
+    (tmp_path / "peers.json").write_text(json.dumps(PROVENANCE | {"results": [result]}))
+    page = write_page(tmp_path).read_text()
+    assert "a processor, 2 cores" in page
+    assert "commit abc1234" in page
+    assert "**tweets was not here**" in page
+    assert "| DuckDB, join on (cell, rarest keyword) (1.2) | 1,000 (900 to 1,100) | 5.00 times | 5.40 |" in page
+    assert "PostGIS, GiST over (rarest keyword, box) was skipped: no server is here" in page
+    assert (tmp_path / "peers.png").stat().st_size > 0
+
+    readme = tmp_path / "FRONT.md"
+    readme.write_text(f"# Front\n{BEGIN}\nold\n{END}\nrest\n")
+    write_readme(tmp_path, readme)
+    first, table, rest = readme.read_text().partition("**5,000**; DuckDB, join on (cell, rarest keyword) 1,000 |\n")
+    assert first.startswith(f"# Front\n{BEGIN}\n|")
+    assert table
+    assert rest == f"{END}\nrest\n"
+    readme.write_text("# Front\n")
+    with pytest.raises(SystemExit, match="has no"):
+        write_readme(tmp_path, readme)
+
+
+def test_shards_and_what_follows_from_them(tmp_path):
+    def row(shards, shipping):
+        median = {name: {"median": value} for name, value in {"busiest_over_mean": 1.0, "route_us": 0.1}.items()}
+        work = 1e-6 * shipping + 3e-12 * 1e6
+        times = {"busy_us": RATE | {"median": 1e6 * work}, "per_second": RATE | {"median": shards / work}}
+        counts = {"shipping": shipping, "replication": 1.0, "bytes_a_subscription": 120.0}
+        spreads = {name: RATE | value for name, value in median.items()}
+        return {"partitioner": "hash", "shards": shards, **spreads, **times, **counts}
+
+    result = {
+        "workload": "zipf",
+        "title": "words by Zipf's law",
+        "kind": "boolean",
+        "subscriptions": 1_000_000,
+        "messages": 100,
+        "rounds": 5,
+        "matches": 50.0,
+        "bytes_a_message": 100.0,
+        "rows": [row(1, 1.0), row(2, 2.0)],
+    }
+    (tmp_path / "shards.json").write_text(json.dumps(PROVENANCE | {"results": [result]}))
+    page = write_page(tmp_path).read_text()
+    assert "A shard that hears a message spends 1,000 ns on it, and 3.0 ps for each subscription" in page
+    assert "| subscriptions | 100,000,000 | 1,000,000,000 |" in page
+    assert "1.00 to 1.00 times their throughput" in page
