@@ -1,24 +1,26 @@
 """An immutable segment: the postings of many subscriptions, arranged by AP-Tree's cost model.
 
-A subscription is broken into **postings**, each with a signature of one or two words and a box that holds its region:
+A subscription is broken into **postings**, each with a signature of one or two words and a part of the space:
 
     boolean    one per clause and box of the region's cover: the clause's rarest word, then its second rarest
-    others     one per word, and per pair of words where that pays, in the circle that the threshold or the floor
-               leaves; and `*` if a threshold can be reached without a shared word (kernels/scored.py)
+    others     one per word, and per pair of words where that pays, in the ball that the threshold or the floor leaves
+               (kernels/balls.py); and `*` if a threshold can be reached without a shared word (kernels/scored.py)
 
 The postings with the same first word are a group. A group stays a leaf, to be read from end to end, or is split by
 space, or is split by the second word into runs (a run for the postings that have none is the dummy cut); a run stays
 a leaf or is split by space. Each time the cheapest way is taken, by `C(P) = sum weight * hit probability` (AP-Tree,
 section 3): a split costs its own look-up and saves the postings that a message does not hit. A group that is split
-by space is a single run of NO_WORD; the second words are looked at when its postings are read.
+by space is a single run of NO_WORD; the second words are looked at when its postings are read. Scored postings have
+groups of their own, split by second words where they have them; their balls are compared in blocks, most of which are
+passed over as a whole.
 
-Space is split by bits rather than by cells: the box around a run is cut into N_SLABS slabs on each axis, and each
+For boolean postings, space is split by bits rather than by cells: the box around a run is cut into N_SLABS slabs on each axis, and each
 slab has a bit for each posting of the run that meets it. The slabs of a point, joined by AND, are the postings
 whose boxes hold it but for the width of a slab. Nothing is replicated, and postings lie in Z order, so the bits
 that are set lie together.
 
 No match is lost: a message that matches a clause has all its words, so it has the first and the second; its point
-lies in a box of the cover. A message that reaches a threshold or a floor lies in the circle of the first word that it
+lies in a box of the cover. A message that reaches a threshold or a floor lies in the ball of the first word that it
 shares.
 """
 
