@@ -14,10 +14,10 @@ by space is a single run of NO_WORD; the second words are looked at when its pos
 groups of their own, split by second words where they have them; their balls are compared in blocks, most of which are
 passed over as a whole.
 
-For boolean postings, space is split by bits rather than by cells: the box around a run is cut into N_SLABS slabs on each axis, and each
-slab has a bit for each posting of the run that meets it. The slabs of a point, joined by AND, are the postings
-whose boxes hold it but for the width of a slab. Nothing is replicated, and postings lie in Z order, so the bits
-that are set lie together.
+For boolean postings, space is split by bits rather than by cells: the box around a run is cut into N_SLABS slabs on
+each axis, and each slab has a bit for each posting of the run that meets it. The slabs of a point, joined by AND, are
+the postings whose boxes hold it but for the width of a slab. Nothing is replicated, and postings lie in Z order, so the
+bits that are set lie together.
 
 No match is lost: a message that matches a clause has all its words, so it has the first and the second; its point
 lies in a box of the cover. A message that reaches a threshold or a floor lies in the ball of the first word that it

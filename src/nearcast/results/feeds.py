@@ -346,7 +346,7 @@ class Feeds:
             np.where(is_nearest, np.nan, scores),
             self._distances(places, arrivals, scores, is_nearest),
             ranks,
-            id_values(self._ids_of(arrivals)),
+            self._ids_of(arrivals),
         )
 
     def _distances(self, points: Any, arrivals: Any, scores: Any, is_nearest: Any) -> Any:
@@ -358,10 +358,10 @@ class Feeds:
             result[far] = distances_of(is_geographic, points[far, 0], points[far, 1], m.x[rows], m.y[rows])
         return result
 
-    def _ids_of(self, arrivals: Any) -> list[Id]:
+    def _ids_of(self, arrivals: Any) -> Any:
         if self.window is None:
-            return [self._ids[arrival] for arrival in arrivals.tolist()]
-        return [self.window.ids[row] for row in self.window.rows_of(arrivals).tolist()]
+            return id_values([self._ids[arrival] for arrival in arrivals.tolist()])
+        return self.window.ids[self.window.rows_of(arrivals)]
 
     def _note_ids(self, arrivals: Any, messages: MessageColumns, ids: Sequence[Id]) -> None:
         """Remember the ids of messages that are in a buffer now."""
@@ -419,7 +419,7 @@ class Feeds:
         make = nearest_entry if feed["is_nearest"] else topk_entry
         rows = zip(
             arrivals.tolist(),
-            self._ids_of(arrivals),
+            self._ids_of(arrivals).tolist(),
             np.where(is_nearest, np.nan, scores).tolist(),
             distances.tolist(),
             recency.tolist(),
@@ -443,7 +443,7 @@ class Feeds:
             return None, standing
         if is_published:
             return self._published_entry(found, message_id, standing), standing
-        [entry] = self._matched_entries(found, message, [message_id])
+        [entry] = self._matched_entries(found, message, id_values([message_id]))
         if self.window is None:
             return entry, sorted([*standing, entry])[: self._book.columns.ks[slot]]
         leaving = self.window.leaving(message)
@@ -468,14 +468,14 @@ class Feeds:
         found = self._book.matches(unverified(rows, np.full(rows.size, slot)), self.window.columns)
         return list(self._matched_entries(found, self.window.columns, self.window.ids))
 
-    def _matched_entries(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> Iterator[Entry]:
+    def _matched_entries(self, found: Matches, messages: MessageColumns, ids: Any) -> Iterator[Entry]:
         recency = self.window.recency(messages) if self.window else messages.arrivals
         kinds = self._book.columns.kinds[found.slots]
         rows, _, scores, distances = found
-        parts = (rows, filled(scores, rows.size), filled(distances, rows.size))
-        for kind, row, score, distance in zip(kinds.tolist(), *(part.tolist() for part in parts), strict=True):
+        parts = (ids[rows], rows, filled(scores, rows.size), filled(distances, rows.size))
+        for kind, name, row, score, distance in zip(kinds.tolist(), *(part.tolist() for part in parts), strict=True):
             make = topk_entry if kind == TOPK else nearest_entry
-            yield make(int(messages.arrivals[row]), ids[row], score, distance, int(recency[row]))
+            yield make(int(messages.arrivals[row]), name, score, distance, int(recency[row]))
 
     # --- saving
 
@@ -492,7 +492,7 @@ class Feeds:
     def restore(self, table: pa.Table) -> None:
         """Take over what `state` returned, for the subscriptions and the messages that are here now."""
         slots = np.flatnonzero(self._book.columns.ks > 0)
-        if self.window is not None and self._messages is not None and self.window.ids:
+        if self.window is not None and self._messages is not None and self.window.ids.size:
             self._messages.append(self.window.columns)
         if not slots.size:
             return

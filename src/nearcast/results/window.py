@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from nearcast.columns import NO_TIME, MessageColumns, id_array
-from nearcast.index.growable import Growable, GrowableColumns, taken_rows
+from nearcast.index.growable import Growable, GrowableColumns, id_values, taken_rows
 from nearcast.kernels.skyband import Clock
 from nearcast.model import MICROSECONDS, Id, TimeWindow, Window
 
@@ -30,7 +30,7 @@ class MessageWindow:
         self.window = window
         self.now = NO_TIME
         self._rows = GrowableColumns(empty_messages())
-        self.ids: list[Id] = []
+        self._ids = Growable(np.empty(0, object))
         # The bytes of the ids, in whose order the ids are; only needed to tell messages of the same time apart.
         self._id_offsets = Growable(np.zeros(1, np.int64))
         self._id_bytes = Growable(np.zeros(0, np.uint8))
@@ -39,7 +39,10 @@ class MessageWindow:
     def append(self, messages: MessageColumns, ids: Sequence[Id]) -> None:
         """Take in a batch; those that leave the window stay as rows until they are cut off."""
         self._rows.extend(messages)
-        self.ids.extend(ids)
+        if self._ids.size:
+            self._ids.extend(id_values(ids))
+        else:
+            self._ids = Growable(id_values(ids))
         if isinstance(self.window, TimeWindow):
             self._note_ids(ids)
             self.now = max(self.now, int(messages.times.max(initial=NO_TIME)))
@@ -48,18 +51,23 @@ class MessageWindow:
             # Up to the first one that has not left.
             self._first_current += int(is_left.argmin()) if not is_left.all() else is_left.size
         else:
-            self._first_current = max(self._first_current, len(self.ids) - self.window.size)
+            self._first_current = max(self._first_current, self._ids.size - self.window.size)
 
     def cut(self) -> None:
         """Give back the rows before the first current one, if they are many."""
-        if self._first_current <= MIN_CUT + len(self.ids) // 2:
+        if self._first_current <= MIN_CUT + self._ids.size // 2:
             return
-        self._rows = GrowableColumns(taken_messages(self.columns, np.arange(self._first_current, len(self.ids))))
-        self.ids = self.ids[self._first_current :]
+        self._rows = GrowableColumns(taken_messages(self.columns, np.arange(self._first_current, self._ids.size)))
+        self._ids = Growable(self.ids[self._first_current :].copy())
         if isinstance(self.window, TimeWindow):
             self._id_offsets, self._id_bytes = Growable(np.zeros(1, np.int64)), Growable(np.zeros(0, np.uint8))
-            self._note_ids(self.ids)
+            self._note_ids(self.ids.tolist())
         self._first_current = 0
+
+    @property
+    def ids(self) -> Any:
+        """The ids of all rows held: int64 or objects."""
+        return self._ids.values
 
     @property
     def columns(self) -> MessageColumns:
@@ -102,7 +110,7 @@ class MessageWindow:
     @property
     def current_rows(self) -> Any:
         """The rows of the current messages, in order of arrival."""
-        rows = np.arange(self._first_current, len(self.ids))
+        rows = np.arange(self._first_current, self._ids.size)
         if isinstance(self.window, TimeWindow):
             return rows[self.columns.times[rows] > self._horizon]
         return rows
@@ -110,7 +118,7 @@ class MessageWindow:
     @property
     def current_size(self) -> int:
         """How many messages are current, or a few more where they come out of order."""
-        return len(self.ids) - self._first_current
+        return self._ids.size - self._first_current
 
     def rows_of(self, arrivals: Any) -> Any:
         """Return the rows of messages, given their arrival numbers."""
@@ -118,8 +126,9 @@ class MessageWindow:
 
     def row_of(self, message_id: Id) -> int | None:
         """Return the row of the latest current message with an id."""
-        rows = self.current_rows.tolist()
-        return next((row for row in reversed(rows) if self.ids[row] == message_id), None)
+        rows = self.current_rows
+        found = rows[self.ids[rows] == message_id]
+        return int(found[-1]) if found.size else None
 
     def leaving(self, message: MessageColumns) -> set[int]:
         """Return the arrival numbers that would be outside the window if a message came now, its own included."""
@@ -136,8 +145,8 @@ class MessageWindow:
 
     def state(self) -> tuple[dict[str, Any], pa.Table]:
         """Return the messages from the oldest current one on as arrays and a table, to be saved."""
-        rows = np.arange(self._first_current, len(self.ids))
-        table = pa.table({"id": id_array([self.ids[row] for row in rows.tolist()])})
+        rows = np.arange(self._first_current, self._ids.size)
+        table = pa.table({"id": id_array(self.ids[rows].tolist())})
         return taken_messages(self.columns, rows)._asdict(), table
 
     @property
