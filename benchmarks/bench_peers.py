@@ -132,7 +132,7 @@ def prepared(
         taken = min(worker.answers(messages.slice(0, n_messages)).seconds for _ in range(2))
         # What joins whole tables is at its best with many messages at once.
         is_better, rate = n_messages / taken > 1.5 * rate, n_messages / taken
-        is_quick = taken < options.seconds / 4 or (is_better and taken < 5 * options.seconds)
+        is_quick = taken < options.seconds / 4 or (is_better and taken < 3 * options.seconds)
         if n_messages == messages.num_rows or not is_quick:
             break
         n_messages = min(4 * n_messages, messages.num_rows)

@@ -81,15 +81,15 @@ def checked(result: dict[str, Any], costs: Costs) -> list[dict[str, Any]]:
 
 
 def need(result: dict[str, Any], costs: Costs, n: int, partitioner: str, bytes_a_subscription: float) -> Need:
-    """Return what `n` subscriptions need: shards to fill the machines that hold them, with the plan of most shards.
+    """Return what `n` subscriptions need: machines that hold them, a shard on each core, and no fewer than were tried.
 
     Shipping grows with the shards as it did between the two largest plans; imbalance and replication stay as they are.
     """
     rows = [row for row in result["rows"] if row["partitioner"] == partitioner]
     before, last = rows[-2], rows[-1]
     memory = n * bytes_a_subscription * last["replication"]
-    machines = int(np.ceil(memory / MACHINE_BYTES))
-    shards = max(machines * MACHINE_CORES, last["shards"])
+    machines = int(max(np.ceil(memory / MACHINE_BYTES), np.ceil(last["shards"] / MACHINE_CORES)))
+    shards = machines * MACHINE_CORES
     growth = np.log(last["shipping"] / before["shipping"]) / np.log(last["shards"] / before["shards"])
     shipping = min(last["shipping"] * (shards / last["shards"]) ** growth, shards)
     row = last | {"shards": shards, "shipping": shipping}
