@@ -8,8 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster lint check format soak \
-	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-nearest bench-moving bench-spark \
-	bench-partition lock clean
+	bench-text bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-nearest bench-spark \
+	bench-moving bench-moving-sweeps bench-partition lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date
 
 bench-moving: .venv/dev.done  ## how fast subscribers move, with their differences, while messages come
 	$(BIN)/python benchmarks/bench_moving.py $(OPTIONS)
+
+bench-moving-sweeps: .venv/dev.done  ## the sweeps of the AP+-Tree paper beside a grid with ranked lists, as plots
+	$(BIN)/python benchmarks/bench_moving_sweeps.py $(OPTIONS)
 
 bench-spark: .venv/dev.done  ## the pipeline on Spark beside an embedded broker and a plain join
 	$(BIN)/python benchmarks/bench_spark.py $(OPTIONS)

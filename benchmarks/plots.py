@@ -21,6 +21,8 @@ STYLES = {
     "rq-tree": {"label": "RQ-Tree", "color": "#009E73", "marker": "^"},
     "iq-tree": {"label": "IQ-Tree", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "ril": {"label": "RIL", "color": "#555555", "marker": "D"},
+    "ss-index": {"label": "SS-Index", "color": "#009E73", "marker": "^"},
+    "kk-index": {"label": "KK-Index", "color": "#0072B2", "marker": "s"},
     "sp": {"label": "SP", "color": "#555555", "marker": "D"},
     "sp+hi": {"label": "SP+HI", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "sp+rp+hi": {"label": "SP+RP+HI", "color": "#009E73", "marker": "^"},
