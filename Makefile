@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster test-peers lint check format soak \
-	bench bench-full bench-shards bench-topk-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-nearest bench-moving bench-spark \
+	bench bench-full bench-shards bench-topk-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-nearest bench-moving bench-moving-sweeps bench-spark \
 	bench-partition bench-gate lock clean
 
 help:  ## list the targets
@@ -112,6 +112,9 @@ bench-moving: .venv/dev.done  ## how fast subscribers move, with their differenc
 
 bench-peers: .venv/bench.done  ## boolean subscriptions beside PostGIS, Lucene Monitor, DuckDB, SedonaDB and Spark's own join
 	$(BIN)/python benchmarks/bench_peers.py $(OPTIONS)
+
+bench-moving-sweeps: .venv/dev.done  ## the sweeps of the AP+-Tree paper beside a grid with ranked lists, as plots
+	$(BIN)/python benchmarks/bench_moving_sweeps.py $(OPTIONS)
 
 bench-spark: .venv/dev.done  ## the pipeline on Spark beside an embedded broker and a plain join
 	$(BIN)/python benchmarks/bench_spark.py $(OPTIONS)

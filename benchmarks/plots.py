@@ -24,6 +24,8 @@ STYLES = {
     "igpt": {"label": "IGPT", "color": "#0072B2", "marker": "s"},
     "kmax": {"label": "Nearcast, kmax", "color": "#009E73", "marker": "^"},
     "skyband": {"label": "Nearcast, skyband", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
+    "ss-index": {"label": "SS-Index", "color": "#009E73", "marker": "^"},
+    "kk-index": {"label": "KK-Index", "color": "#0072B2", "marker": "s"},
     "sp": {"label": "SP", "color": "#555555", "marker": "D"},
     "sp+hi": {"label": "SP+HI", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "sp+rp+hi": {"label": "SP+RP+HI", "color": "#009E73", "marker": "^"},

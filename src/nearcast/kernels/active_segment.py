@@ -123,15 +123,6 @@ def is_in_boxes(boxes: Any, n_boxes: int, x: float, y: float) -> bool:
 
 
 @kernel
-def meets_boxes(boxes: Any, n_boxes: int, node: Any) -> bool:
-    """Whether a box meets one of others."""
-    for i in range(n_boxes):
-        if boxes[i, 0] <= node[2] and boxes[i, 2] >= node[0] and boxes[i, 1] <= node[3] and boxes[i, 3] >= node[1]:
-            return True
-    return False
-
-
-@kernel
 def is_surely_within(is_geographic: bool, shape: int, numbers: Any, node: Any) -> bool:
     """Whether all points of a box lie in a region; no where that is hard to tell."""
     if shape == ANYWHERE:
@@ -152,7 +143,9 @@ def is_surely_within(is_geographic: bool, shape: int, numbers: Any, node: Any) -
 
 @kernel
 def overlapping(
-    segment: Any,
+    bounds: Any,
+    level_offsets: Any,
+    n_messages: int,
     boxes: Any,
     n_boxes: int,
     old_shape: int,
@@ -168,29 +161,30 @@ def overlapping(
 
     With `skips_inside` what surely lies in both regions is left out. There may be as many spans as blocks.
     """
-    bounds = segment.bounds
-    level_offsets = segment.level_offsets
-    n_messages = segment.x.size
     n_levels = level_offsets.size - 1
     stack = np.empty((n_levels + 1) * FANOUT, np.int64)
+    levels = np.empty(stack.size, np.int64)
+    west, south, east, north = boxes[0, 0], boxes[0, 1], boxes[0, 2], boxes[0, 3]
+    for i in range(1, n_boxes):
+        west, south = min(west, boxes[i, 0]), min(south, boxes[i, 1])
+        east, north = max(east, boxes[i, 2]), max(north, boxes[i, 3])
     n_stack = 0
     n_spans = 0
     if n_levels > 0:
         stack[0] = level_offsets[n_levels] - 1
+        levels[0] = n_levels - 1
         n_stack = 1
     while n_stack > 0:
         n_stack -= 1
         node = stack[n_stack]
-        box = bounds[node]
-        if not meets_boxes(boxes, n_boxes, box):
-            continue
+        level = levels[n_stack]
         if (
             skips_inside
-            and is_surely_within(is_geographic, old_shape, old_numbers, box)
-            and is_surely_within(is_geographic, new_shape, new_numbers, box)
+            and is_surely_within(is_geographic, old_shape, old_numbers, bounds[node])
+            and is_surely_within(is_geographic, new_shape, new_numbers, bounds[node])
         ):
             continue
-        if node < level_offsets[1]:
+        if level == 0:
             start = node * BLOCK
             stop = min(start + BLOCK, n_messages)
             if n_spans > 0 and stops[n_spans - 1] == start:
@@ -200,15 +194,29 @@ def overlapping(
                 stops[n_spans] = stop
                 n_spans += 1
             continue
-        level = 1
-        while node >= level_offsets[level + 1]:
-            level += 1
         first = level_offsets[level - 1] + (node - level_offsets[level]) * FANOUT
         last = min(first + FANOUT, level_offsets[level])
         # The last child goes down first, so that spans ascend.
         for child in range(last - 1, first - 1, -1):
-            stack[n_stack] = child
-            n_stack += 1
+            if (
+                bounds[child, 2] < west
+                or bounds[child, 0] > east
+                or bounds[child, 3] < south
+                or bounds[child, 1] > north
+            ):
+                continue
+            # What all boxes together hold may be much more than each of them.
+            for i in range(n_boxes):
+                if (
+                    boxes[i, 0] <= bounds[child, 2]
+                    and boxes[i, 2] >= bounds[child, 0]
+                    and boxes[i, 1] <= bounds[child, 3]
+                    and boxes[i, 3] >= bounds[child, 1]
+                ):
+                    stack[n_stack] = child
+                    levels[n_stack] = level - 1
+                    n_stack += 1
+                    break
     return n_spans
 
 

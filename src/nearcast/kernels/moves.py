@@ -32,20 +32,21 @@ from nearcast.space.regions import ANYWHERE, CIRCLE, POLYGON, might_be_in_region
 
 
 @kernel
-def list_of(segment: Any, token: int) -> Any:
+def list_of(tokens: Any, list_offsets: Any, token: int) -> Any:
     """Return from where to where the list of a token goes; the same twice if no message has it."""
-    tokens = segment.tokens
     at = np.searchsorted(tokens, token)
     if at == tokens.size or tokens[at] != token:
         return 0, 0
-    return segment.list_offsets[at], segment.list_offsets[at + 1]
+    return list_offsets[at], list_offsets[at + 1]
 
 
 @kernel
-def is_clause_true(s: Any, clause: int, m_ids: Any) -> bool:
+def is_clause_true(
+    required_offsets: Any, required_ids: Any, forbidden_offsets: Any, forbidden_ids: Any, clause: int, m_ids: Any
+) -> bool:
     """Whether a clause holds for the tokens of a message."""
-    required = s.required_ids[s.required_offsets[clause] : s.required_offsets[clause + 1]]
-    forbidden = s.forbidden_ids[s.forbidden_offsets[clause] : s.forbidden_offsets[clause + 1]]
+    required = required_ids[required_offsets[clause] : required_offsets[clause + 1]]
+    forbidden = forbidden_ids[forbidden_offsets[clause] : forbidden_offsets[clause + 1]]
     return is_subset(required, m_ids) and n_shared(forbidden, m_ids) == 0
 
 
@@ -73,13 +74,22 @@ def boolean_changes(
 
     The sign is 0 where a polygon has to be asked: the message lies in the box around one.
     """
+    # Arrays are taken out of their tuples once: to do so in a loop would count references each time.
     xs = segment.x
     ys = segment.y
+    tokens = segment.tokens
+    list_offsets = segment.list_offsets
+    bounds = segment.bounds
+    level_offsets = segment.level_offsets
     signatures = segment.signatures
     expires = segment.expires
     m_offsets = segment.token_offsets
     m_ids = segment.token_ids
     positions = segment.positions
+    clause_offsets = s.clause_offsets
+    required_offsets, required_ids = s.required_offsets, s.required_ids
+    forbidden_offsets, forbidden_ids = s.forbidden_offsets, s.forbidden_ids
+    new_shapes, new_numbers = s.shapes, s.numbers
     starts = np.empty(xs.size // BLOCK + 2, np.int64)
     stops = np.empty(starts.size, np.int64)
     boxes = np.empty((MAX_BOXES, 4), np.float64)
@@ -89,22 +99,22 @@ def boolean_changes(
     n_out = 0
     for slot in slots:
         old_shape = old_shapes[slot]
-        new_shape = s.shapes[slot]
+        new_shape = new_shapes[slot]
         old_place = old_numbers[slot]
-        new_place = s.numbers[slot]
+        new_place = new_numbers[slot]
         has_polygon = new_shape == POLYGON or (has_old and old_shape == POLYGON)
         n_boxes = -1
         n_spans = -1
-        first_clause = s.clause_offsets[slot]
-        for clause in range(first_clause, s.clause_offsets[slot + 1]):
+        first_clause = clause_offsets[slot]
+        for clause in range(first_clause, clause_offsets[slot + 1]):
             # The shortest list of the words that a message must have, and the bits of them all.
             needed = np.uint64(0)
             list_start = 0
             list_stop = xs.size
             is_listed = False
-            for i in range(s.required_offsets[clause], s.required_offsets[clause + 1]):
-                needed |= ONE << np.uint64(bit_of(s.required_ids[i]))
-                start, stop = list_of(segment, s.required_ids[i])
+            for i in range(required_offsets[clause], required_offsets[clause + 1]):
+                needed |= ONE << np.uint64(bit_of(required_ids[i]))
+                start, stop = list_of(tokens, list_offsets, required_ids[i])
                 if not is_listed or stop - start < list_stop - list_start:
                     list_start = start
                     list_stop = stop
@@ -121,7 +131,9 @@ def boolean_changes(
             if not is_short:
                 if n_spans < 0:
                     n_spans = overlapping(
-                        segment,
+                        bounds,
+                        level_offsets,
+                        xs.size,
                         boxes,
                         n_boxes,
                         old_shape,
@@ -161,12 +173,16 @@ def boolean_changes(
                     if was == is_now and not (has_polygon and is_now):
                         continue
                     words = m_ids[m_offsets[position] : m_offsets[position + 1]]
-                    if not is_clause_true(s, clause, words):
+                    if not is_clause_true(
+                        required_offsets, required_ids, forbidden_offsets, forbidden_ids, clause, words
+                    ):
                         continue
                     # Found by an earlier clause already.
                     is_again = False
                     for other in range(first_clause, clause):
-                        is_again = is_again or is_clause_true(s, other, words)
+                        is_again = is_again or is_clause_true(
+                            required_offsets, required_ids, forbidden_offsets, forbidden_ids, other, words
+                        )
                     if is_again:
                         continue
                     if n_out == out_slots.size:
@@ -178,13 +194,6 @@ def boolean_changes(
                     out_signs[n_out] = 0 if has_polygon else (1 if is_now else -1)
                     n_out += 1
     return out_slots[:n_out], out_positions[:n_out], out_signs[:n_out]
-
-
-@kernel
-def is_first_shared(s: Any, slot: int, place: int, m_ids: Any) -> bool:
-    """Whether no token of a subscription before the one at `place` is among those of a message."""
-    before = s.token_ids[s.token_offsets[slot] : place]
-    return n_shared(before, m_ids) == 0
 
 
 @kernel
@@ -203,8 +212,13 @@ def similar_candidates(
 
     reaches   by slot: how far a message may be, infinite if anywhere; minus that, or -inf, if it must share a word
     """
+    # Arrays are taken out of their tuples once: to do so in a loop would count references each time.
     xs = segment.x
     ys = segment.y
+    tokens = segment.tokens
+    list_offsets = segment.list_offsets
+    bounds = segment.bounds
+    level_offsets = segment.level_offsets
     expires = segment.expires
     m_offsets = segment.token_offsets
     m_ids = segment.token_ids
@@ -213,6 +227,7 @@ def similar_candidates(
     stops = np.empty(starts.size, np.int64)
     boxes = np.empty((MAX_BOXES, 4), np.float64)
     circle = np.zeros(4, np.float64)
+    token_offsets, token_ids, new_numbers = s.token_offsets, s.token_ids, s.numbers
     out_slots = np.empty(1024, np.int64)
     out_positions = np.empty(1024, np.int64)
     n_out = 0
@@ -226,23 +241,35 @@ def similar_candidates(
             circle[0] = old_numbers[slot, X]
             circle[1] = old_numbers[slot, Y]
             n_boxes = add_cover(is_geographic, shape, circle, boxes, n_boxes)
-        circle[0] = s.numbers[slot, X]
-        circle[1] = s.numbers[slot, Y]
+        circle[0] = new_numbers[slot, X]
+        circle[1] = new_numbers[slot, Y]
         n_boxes = add_cover(is_geographic, shape, circle, boxes, n_boxes)
         n_spans = -1
-        first_token = s.token_offsets[slot]
-        last_token = s.token_offsets[slot + 1] if needs_word else first_token + 1
+        first_token = token_offsets[slot]
+        last_token = token_offsets[slot + 1] if needs_word else first_token + 1
         for place in range(first_token, last_token):
             list_start = 0
             list_stop = xs.size
             if needs_word:
-                list_start, list_stop = list_of(segment, s.token_ids[place])
+                list_start, list_stop = list_of(tokens, list_offsets, token_ids[place])
             n_parts = 1
             is_short = list_stop - list_start <= short
             if not is_short:
                 if n_spans < 0:
                     n_spans = overlapping(
-                        segment, boxes, n_boxes, shape, circle, shape, circle, False, is_geographic, starts, stops
+                        bounds,
+                        level_offsets,
+                        xs.size,
+                        boxes,
+                        n_boxes,
+                        shape,
+                        circle,
+                        shape,
+                        circle,
+                        False,
+                        is_geographic,
+                        starts,
+                        stops,
                     )
                 n_parts = n_spans
             for part in range(n_parts):
@@ -264,7 +291,8 @@ def similar_candidates(
                     if expires[position] <= now or not is_in_boxes(boxes, n_boxes, xs[position], ys[position]):
                         continue
                     words = m_ids[m_offsets[position] : m_offsets[position + 1]]
-                    if needs_word and not is_first_shared(s, slot, place, words):
+                    # Found by an earlier word already.
+                    if needs_word and n_shared(token_ids[first_token:place], words) > 0:
                         continue
                     if n_out == out_slots.size:
                         out_slots = grown(out_slots)

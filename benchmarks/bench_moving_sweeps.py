@@ -1,0 +1,173 @@
+"""The sweeps of the AP+-Tree paper for subscribers who move, beside a grid with ranked lists, as plots.
+
+Ours is the whole call `move(table)` of a broker with one thread; SS-Index and KK-Index (published/moving.py) are timed
+without the reading of tables. All must find the same number of changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import nearcast as nc
+from bench_moving import N_ACTIVE_TIMESTAMPS, SPACE, TIMESTAMP, World, network, parser, posts
+from nearcast.columns import MessageColumns
+from nearcast.results.active import ActiveMessages
+from published.moving import N_CELLS, Grid, MovingIndex
+from sweeping import console, print_tables, write
+from timing import one_core, seconds, spread
+
+GRID = Grid(SPACE.min_x, (SPACE.max_x - SPACE.min_x) / N_CELLS)
+BASELINES = {"ss-index": False, "kk-index": True}
+MILLIONS = (0.5, 1.0, 1.5, 2.0, 2.5)
+
+
+def sweeps_of(n: int) -> dict[str, tuple[str, str, dict[str, float], str]]:
+    """Return for each sweep its title, the option it varies, the values by their labels, and the scale."""
+    return {
+        "mobility": (
+            "Mobility",
+            "mobility",
+            {f"{share:.0%}": share for share in (0.1, 0.2, 0.4, 0.6, 0.8)},
+            "linear",
+        ),
+        "regions": (
+            "Region",
+            "region",
+            {f"{100 * share:g} %": share for share in (1e-8, 1e-6, 1e-4, 1e-2, 1e-1)},
+            "log",
+        ),
+        "velocity": ("Velocity", "velocity", {f"{value:g}": value for value in (0.5, 1, 2, 3, 4)}, "linear"),
+        "subscriptions": (
+            "Subscriptions and active messages",
+            "size",
+            {f"{int(share * n):,}": share * n for share in MILLIONS},
+            "linear",
+        ),
+    }
+
+
+def main() -> None:
+    """Measure, write JSON and pictures, and print tables."""
+    options = arguments()
+    options.out.mkdir(parents=True, exist_ok=True)
+    words = posts()
+    roads = {name: network(name) for name in options.networks}
+    if words is None or not all(roads.values()):
+        raise SystemExit("the road networks and newsgroups are not here; set NEARCAST_DATA to the folder that has them")
+    for name, (title, what, values, scale) in sweeps_of(options.size).items():
+        if name not in options.sweeps:
+            continue
+        rows = []
+        for roads_name, some in roads.items():
+            for label, value in values.items():
+                console.log(f"{title}, {roads_name}: {label}")
+                with one_core():
+                    figures = figures_of(lambda o, some=some: World(some, words, o), settings(options, what, value))
+                rows += [{"workload": roads_name, "x": value, "index": index, **one} for index, one in figures.items()]
+        n = options.size
+        setting = "" if what == "size" else f"{n:,} subscriptions and active messages, "
+        result = {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "cores": 1,
+            "rounds": options.rounds,
+            "title": f"{title}: moving, with the differences",
+            "setting": f"{setting}20 % move, squares of 0.01 % of the space, medium velocity, but for what varies",
+            "x_label": title.lower(),
+            "x_scale": scale,
+            "x_ticks": values,
+            "panels": {"time": "µs a move", "read": "messages looked at\na move"},
+            "workloads": {name: f"{name}, words of newsgroups" for name in roads},
+            "rows": rows,
+        }
+        write(result, options.out / f"{name}.json")
+        print_tables(result)
+
+
+def arguments() -> Any:
+    """Return the options of the command."""
+    result = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = list(sweeps_of(1))
+    result.add_argument("--sweeps", nargs="+", default=names, choices=names, help="(default: all)")
+    result.add_argument("--networks", nargs="+", default=["oldenburg", "sanjoaquin"], help="(default: both)")
+    result.add_argument("--size", type=int, default=100_000, help="the paper's: 1000000 (default %(default)s)")
+    result.add_argument("--rounds", type=int, default=3, help="(default %(default)s)")
+    folder = Path(__file__).parent / "report" / "moving"
+    result.add_argument("--out", type=Path, default=folder, help="folder for pictures and data")
+    return result.parse_args()
+
+
+def settings(options: Any, what: str, value: float) -> Any:
+    """Return the options of one measurement."""
+    given = parser().parse_args([])
+    given.subscriptions = given.active = options.size
+    given.timestamps = options.rounds
+    if what == "size":
+        given.subscriptions = given.active = int(value)
+    else:
+        setattr(given, what, value)
+    return given
+
+
+def figures_of(world_of: Callable[[Any], World], options: Any) -> dict[str, dict[str, Any]]:
+    """Return the figures of each index for one setting."""
+    world = world_of(options)
+    n_new = options.active // N_ACTIVE_TIMESTAMPS
+    vocabulary = nc.Vocabulary.fit(world.messages(min(50_000, options.active), -1000)["keywords"].combine_chunks())
+    broker = nc.Broker(space=SPACE, vocabulary=vocabulary, lifetime=TIMESTAMP * N_ACTIVE_TIMESTAMPS)
+    broker.subscribe(world.subscriptions())
+    for timestamp in range(-N_ACTIVE_TIMESTAMPS, 0):
+        broker.publish_batch(world.messages(n_new, timestamp))
+    frequencies = np.zeros(len(vocabulary))
+    known = vocabulary.document_frequencies()
+    frequencies[: known.size] = known
+    others = {
+        name: MovingIndex(broker._book.columns, frequencies, GRID, is_word_first=is_word_first)
+        for name, is_word_first in BASELINES.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in ("nearcast", *others)}
+    read: dict[str, list[float]] = {name: [] for name in others}
+    for timestamp in range(options.timestamps + 1):
+        positions = world.positions(options.mobility, timestamp)
+        # What has expired is looked at by none.
+        assert broker._active is not None
+        broker._active.now = timestamp * TIMESTAMP * 1_000_000
+        messages = active_columns(broker._active)
+        answers: list[pa.Table] = []
+        taken = {"nearcast": seconds(lambda p=positions, into=answers: into.append(broker.move(p)))}
+        slots = broker._book.slots_of(positions["id"].to_pylist())
+        boxes = broker._book.columns.numbers[slots]
+        for name, index in others.items():
+            index.take(messages)
+            found: list[tuple[int, int]] = []
+            taken[name] = seconds(lambda i=index, s=slots, b=boxes, into=found: into.append(i.move(s, b)))
+            if found[0][0] != answers[0].num_rows:
+                raise RuntimeError(f"{name} finds {found[0][0]:,} changes; there are {answers[0].num_rows:,}")
+            read[name].append(found[0][1] / positions.num_rows)
+        broker.publish_batch(world.messages(n_new, timestamp))
+        # The first timestamp compiles what is not compiled yet.
+        for name, time in taken.items() if timestamp > 0 else ():
+            times[name].append(1e6 * time / positions.num_rows)
+    return {
+        name: {"time": spread(values)._asdict(), "read": float(np.mean(read[name])) if name in read else None}
+        for name, values in times.items()
+    }
+
+
+def active_columns(active: ActiveMessages) -> MessageColumns:
+    """Return the active messages as columns, as far as the others need them."""
+    arrays, _ = active.state()
+    nothing = np.zeros(0)
+    x, y, offsets, ids = (arrays[name] for name in ("x", "y", "token_offsets", "token_ids"))
+    return MessageColumns(x, y, offsets, ids, nothing, nothing, nothing, arrays["arrivals"])
+
+
+if __name__ == "__main__":
+    main()
