@@ -72,14 +72,14 @@ def main() -> None:
                     figures = figures_of(lambda o, some=some: World(some, words, o), settings(options, what, value))
                 rows += [{"workload": roads_name, "x": value, "index": index, **one} for index, one in figures.items()]
         n = options.size
-        setting = "" if what == "size" else f"{n:,} subscriptions and active messages, "
+        setting = "" if what == "size" else f"{n:,} subscriptions and active messages;\n"
         result = {
             "python": platform.python_version(),
             "machine": platform.machine(),
             "cores": 1,
             "rounds": options.rounds,
             "title": f"{title}: moving, with the differences",
-            "setting": f"{setting}20 % move, squares of 0.01 % of the space, medium velocity, but for what varies",
+            "setting": f"{setting}else 20 % move, squares of 0.01 %, medium velocity",
             "x_label": title.lower(),
             "x_scale": scale,
             "x_ticks": values,

@@ -254,3 +254,28 @@ def test_many_moves_one_by_one_leave_the_index_small_and_right(monkeypatch):
     for x, y in [(0, 0), (50, 50), (20, 80)]:
         inside = [name for name, (a, b) in place.items() if math.hypot(a - x, b - y) <= 5]
         assert [d.subscription for d in broker.publish(nc.Message(1, x, y, "tea"))] == inside
+
+
+@pytest.mark.parametrize("n_others", [0, 200], ids=["short list", "long list"])
+def test_circles_reach_over_the_antimeridian_from_both_sides(n_others):
+    broker = nc.Broker(lifetime=math.inf)
+    others = [nc.Message(100 + i, 0, i / 10, "tea") for i in range(n_others)]
+    broker.publish_batch([nc.Message(1, 179.9, 0, "tea"), nc.Message(2, -179.9, 0, "tea"), *others])
+    broker.subscribe(nc.Boolean("s", "tea", within=nc.Circle(90, 0, 50_000)))
+    for x in (-179.8, 179.8):
+        assert [d.message for d in broker.move("s", (x, 0))] == [1, 2]
+        assert [d.change for d in broker.move("s", (90, 0))] == [-1, -1]
+
+
+def test_what_was_posted_for_an_old_place_delivers_nothing_and_nothing_twice(monkeypatch):
+    monkeypatch.setattr("nearcast.index.adaptive.MAX_DELTA", 0)
+    monkeypatch.setattr("nearcast.index.adaptive.TIER_RATIO", 0)
+    broker = nc.Broker(space=PLANE)
+    broker.subscribe([nc.Boolean(i, "tea", within=nc.Box(10, 10, 30, 30)) for i in range(3)])
+    broker.move(1, (25, 25))
+    broker.move(1, (30, 30))
+    assert len(broker._book._contents.index._view.segments) == 3
+    for place, expected in [((15, 15), [0, 2]), ((25, 25), [0, 1, 2]), ((38, 38), [1])]:
+        assert [d.subscription for d in broker.publish(nc.Message(1, *place, "tea"))] == expected
+    broker.unsubscribe(1)
+    assert [d.subscription for d in broker.publish(nc.Message(1, 25, 25, "tea"))] == [0, 2]
