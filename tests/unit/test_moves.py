@@ -254,3 +254,15 @@ def test_many_moves_one_by_one_leave_the_index_small_and_right(monkeypatch):
     for x, y in [(0, 0), (50, 50), (20, 80)]:
         inside = [name for name, (a, b) in place.items() if math.hypot(a - x, b - y) <= 5]
         assert [d.subscription for d in broker.publish(nc.Message(1, x, y, "tea"))] == inside
+
+
+def test_time_passes_without_a_message_too():
+    broker = nc.Broker(space=PLANE, lifetime=10)
+    broker.subscribe(nc.Boolean("a", "tea", within=nc.Circle(5, 5, 1)))
+    broker.publish(nc.Message("m1", 5, 5, "tea", ts=0))
+    broker.publish(nc.Message("m2", 5, 5, "tea", ts=5))
+    broker.advance(10)
+    broker.advance(3)
+    assert broker.stats().active_messages == 1
+    assert [d.message for d in broker.move("a", (50, 50))] == ["m2"]
+    nc.Broker(space=PLANE).advance(10)
