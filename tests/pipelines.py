@@ -1,9 +1,11 @@
 """A stream of message files and change files, and what an embedded broker delivers for it, batch by batch."""
 
 import json
+import math
 import os
 import random
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,6 +40,25 @@ def subscription(draw, number, kinds=("boolean", "boolean", "similar", "topk", "
     return nc.Nearest(name, words, at=(x, y), k=draw.randint(1, 3))
 
 
+class Move(NamedTuple):
+    """Where a subscriber is, or says that it is."""
+
+    id: str
+    place: Any
+    ts: float
+    accuracy: float | None = None
+
+
+def move(draw, n_subscriptions, now):
+    """A position; some are of nobody, or of somebody who cannot be there."""
+    place = draw.randint(0, 10) / 10, draw.randint(0, 11) / 10
+    if draw.random() < 0.2:
+        place = nc.Circle(*place, draw.choice([0.1, 0.5]))
+    # Now and then two of the same one follow each other.
+    number = draw.randrange(min(n_subscriptions + 5, draw.choice([3, 1000])))
+    return Move(f"s{number}", place, now + draw.randint(-3, 10), draw.choice([None, 5, 50]))
+
+
 class Scenario:
     """Files for a stream, made of a seed: batch i is message file i and change file i."""
 
@@ -49,6 +70,7 @@ class Scenario:
         n_batches: int = 8,
         n_messages: int = 30,
         has_window: bool = True,
+        is_active: bool | None = None,
         is_written: bool = True,
     ):
         draw = random.Random(seed)
@@ -57,6 +79,11 @@ class Scenario:
         kinds = ("boolean", "boolean", "similar", "topk", "nearest")
         if not has_window:
             self.window, kinds = None, ("boolean", "similar", "nearest")
+        moving = random.Random(f"moves {seed}")
+        self.lifetime, self.fence = None, None
+        if has_window if is_active is None else is_active:
+            self.lifetime = moving.choice([0, 20, 60, math.inf])
+            self.fence = moving.choice([None, None, nc.Fence(5, 0.1, 10)])
         self.first = [subscription(draw, i, kinds) for i in range(40)]
         self.batches = []
         n_subscriptions, n_published = 40, 0
@@ -70,6 +97,8 @@ class Scenario:
                     number = n_subscriptions if draw.random() < 0.6 else draw.randrange(n_subscriptions)
                     n_subscriptions = max(n_subscriptions, number + 1)
                     changes.append(subscription(draw, number, kinds))
+            for _ in range(moving.randint(0, 12)):
+                changes.insert(moving.randint(0, len(changes)), move(moving, n_subscriptions, n_published))
             messages = [
                 nc.Message(
                     f"m{n_published + i}",
@@ -77,6 +106,7 @@ class Scenario:
                     draw.randint(0, 10) / 10,
                     some_words(draw),
                     ts=n_published + i + draw.randint(-3, 3),
+                    expires=moving.choice([None, n_published + i + moving.randint(0, 90)]),
                 )
                 for i in range(n_messages)
             ]
@@ -121,35 +151,72 @@ class Scenario:
 
     def expected(self):
         """The deliveries of an embedded broker, by batch, and its subscriptions in the end."""
-        broker = nc.Broker(space=SPACE, vocabulary=self.vocabulary(), window=self.window)
+        broker = self.broker()
         by_batch = {-1: rows(broker.subscribe(self.first))}
+        self.n_rejected = self.n_moved = 0
         for number, (changes, messages) in enumerate(self.batches):
-            found = []
-            for change in changes:
-                if not isinstance(change, str):
-                    found += rows(broker.subscribe([change]))
-                elif change in broker:
-                    broker.unsubscribe(change)
+            found = self.changed(broker, changes)
             by_batch[number] = sorted(found + rows(broker.publish_batch(messages)), key=repr)
         self.ended = answers([broker])
         return by_batch, sorted(broker.ids())
+
+    def broker(self):
+        """An embedded broker that has seen nothing yet."""
+        settings = {"window": self.window, "lifetime": self.lifetime, "fence": self.fence}
+        return nc.Broker(space=SPACE, vocabulary=self.vocabulary(), **settings)
+
+    def changed(self, broker, changes):
+        """Make the changes of a batch, one after the other, and return what is delivered.
+
+        All positions of a batch are of one moment, those included that turn out to be bad.
+        """
+        limit = self.fence.accuracy if self.fence else math.inf
+        moves = [change for change in changes if isinstance(change, Move)]
+        moments = [move.ts for move in moves if not move.accuracy or move.accuracy <= limit]
+        broker.advance(max(moments, default=-1e9))
+        found = []
+        for change in changes:
+            try:
+                if isinstance(change, str):
+                    broker.unsubscribe(change)
+                elif isinstance(change, Move):
+                    told = broker.move(change.id, change.place, ts=change.ts, accuracy=change.accuracy)
+                    found += map(tuple, told)
+                    self.n_moved += len(told)
+                else:
+                    found += rows(broker.subscribe([change]))
+            except nc.NearcastError:
+                self.n_rejected += 1
+        return found
 
 
 def message_table(messages):
     from nearcast.columns import messages_to_table
 
-    return messages_to_table(messages).drop_columns(["text", "expires"])
+    return messages_to_table(messages).drop_columns(["text"])
 
 
 def change_table(changes):
-    gone = [change for change in changes if isinstance(change, str)]
-    placeholders = [nc.Boolean(change, "x") if isinstance(change, str) else change for change in changes]
-    table = subscriptions_to_table(placeholders)
-    operations = ["unsubscribe" if isinstance(change, str) else "subscribe" for change in changes]
-    assert len(gone) == operations.count("unsubscribe")
-    return table.set_column(0, "id", pa.array(table["id"].to_pylist(), pa.string())).append_column(
-        "op", pa.array(operations, pa.string())
-    )
+    operations, stand_ins = [], []
+    for change in changes:
+        operation, stand_in = "subscribe", change
+        if isinstance(change, str):
+            operation, stand_in = "unsubscribe", nc.Boolean(change, "x")
+        elif isinstance(change, Move):
+            is_point = isinstance(change.place, tuple)
+            operation = "move"
+            stand_in = (
+                nc.Nearest(change.id, "x", at=change.place)
+                if is_point
+                else nc.Boolean(change.id, "x", within=change.place)
+            )
+        operations.append(operation)
+        stand_ins.append(stand_in)
+    table = subscriptions_to_table(stand_ins)
+    table = table.set_column(0, "id", pa.array(table["id"].to_pylist(), pa.string()))
+    for name in ("ts", "accuracy"):
+        table = table.append_column(name, pa.array([getattr(c, name, None) for c in changes], pa.float64()))
+    return table.append_column("op", pa.array(operations, pa.string()))
 
 
 def rows(table):
@@ -206,6 +273,8 @@ def started(spark, scenario, state, **options):
         space=SPACE,
         vocabulary=scenario.vocabulary(),
         window=scenario.window,
+        lifetime=scenario.lifetime,
+        fence=scenario.fence,
         trigger={"availableNow": True},
         **{"shards": 2, "snapshot_every": 3} | options,
     )

@@ -371,6 +371,13 @@ class Broker:
             changes = self._moves.move(found).changes if self._fences is None else self._fences.move(found)
             return self._counted(outcome(NO_MATCHES, NO_ARRIVALS, [], changes))
 
+    def advance(self, ts: datetime | float) -> None:
+        """Let time pass until a moment, unless it is later already: messages that expire by then are active no more."""
+        moment = _moment("ts", ts)
+        with self._writing, self._lock:
+            if self._active is not None:
+                self._active.now = max(self._active.now, moment)
+
     def unsubscribe(self, ids: Id | Iterable[Id]) -> None:
         """Remove a subscription, or many; an unknown id raises UnknownSubscriptionError and nothing is removed."""
         if isinstance(ids, (str, int)) or not isinstance(ids, Iterable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import nearcast as nc
+import oracle
 from nearcast.columns import deliveries_of_table
 from nearcast.index.compile import compiled, parsed
 from nearcast.intake import Intake
@@ -60,6 +61,16 @@ class Sharded:
         self.partitioner.remove(compiled([parsed(s, self.vocabulary, self.space)], self.vocabulary, 0), placement)
         for shard in shards:
             self.brokers[shard].unsubscribe(subscription_id)
+
+    def move(self, subscription_id, place):
+        s, shards = self.placed[subscription_id]
+        there = oracle.moved(self.space, s, place)
+        before, after = (
+            compiled([parsed(each, self.vocabulary, self.space)], self.vocabulary, 0) for each in (s, there)
+        )
+        self.partitioner.move(before, after, Placement(np.array([0, len(shards)]), np.array(shards)))
+        self.placed[subscription_id] = there, shards
+        return {d for shard in shards for d in self.brokers[shard].move(subscription_id, place)}
 
     def publish_batch(self, messages):
         is_shipped = self.partitioner.message_shards(self.message_columns(messages))

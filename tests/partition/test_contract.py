@@ -66,6 +66,12 @@ def test_shards_follow_churn(name, data, space, sample, window):
             gone = data.draw(st.sampled_from(sorted(expected.registrations)))
             shards.unsubscribe(gone)
             expected.unsubscribe(gone)
+        movable = [key for key, r in expected.registrations.items() if window or r.subscription.kind != "nearest"]
+        if movable and data.draw(st.booleans()):
+            key = data.draw(st.sampled_from(sorted(movable)))
+            is_boolean = expected.registrations[key].subscription.kind == "boolean"
+            place = data.draw(strategies.regions(space) if is_boolean else strategies.points(space))
+            assert shards.move(key, place) == set(expected.move(key, place))
         if data.draw(st.booleans()):
             json.dumps(shards.partitioner.settings())
             shards.reopen()

@@ -49,6 +49,9 @@ max_y = 1
 [window]
 count = 40
 
+[active]
+lifetime = 30
+
 [text]
 vocabulary = "words.vocabulary"
 
@@ -138,7 +141,7 @@ def as_records(table):
 def test_a_pipeline_from_topics_to_a_topic(tmp_path, connector, brokers):
     plain, secured = brokers
     scenario = Scenario(tmp_path / "in", seed=7, n_batches=3)
-    scenario.window = nc.CountWindow(40)
+    scenario.window, scenario.lifetime, scenario.fence = nc.CountWindow(40), 30, None
     scenario.vocabulary().save(tmp_path / "words.vocabulary")
     jars = ",".join(map(str, connector))
     (tmp_path / "pipeline.toml").write_text(PIPELINE.format(secured=secured, login=LOGIN, jars=jars))

@@ -1,6 +1,7 @@
 """A pipeline file is checked to the line, and runs: files in, files out."""
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nearcast.errors import NearcastError
+from nearcast.model import Fence
 from nearcast.spark.config import read_pipeline
 
 GOOD = """\
@@ -58,6 +60,7 @@ def test_a_good_file(tmp_path):
     assert (pipeline.shards, pipeline.window.size, pipeline.space.max_x) == (2, 100, 10)
     assert pipeline.spark == {"master": "local[1,4]", "spark.sql.shuffle.partitions": "3"}
     assert (pipeline.partitioner, pipeline.sample) == ("hash", None)
+    assert (pipeline.lifetime, pipeline.fence) == (None, None)
     divided = GOOD.replace(
         "[messages]", 'partitioner = "location"\n[sample]\nformat = "json"\npath = "old"\n[messages]'
     )
@@ -65,6 +68,9 @@ def test_a_good_file(tmp_path):
     pipeline = read_pipeline(tmp_path / "pipeline.toml")
     assert pipeline.partitioner == "location"
     assert pipeline.sample == {"format": "json", "path": f"file://{tmp_path}/old"}
+    (tmp_path / "pipeline.toml").write_text(GOOD + "[active]\nlifetime = inf\n[fence]\ndwell = 5\naccuracy = 30.5\n")
+    pipeline = read_pipeline(tmp_path / "pipeline.toml")
+    assert (pipeline.lifetime, pipeline.fence) == (math.inf, Fence(dwell=5, accuracy=30.5))
 
 
 KAFKA = """\
@@ -121,6 +127,10 @@ def test_sources_elsewhere_are_told_as_they_stand(tmp_path):
         ("max_y = 10\n", "", "line 14: missing 1 required positional argument: 'max_y'"),
         ("count = 100", "count = 0", "line 22: "),
         ("count = 100", "count = 100\nseconds = 3", "line 21: count and seconds are both given"),
+        ("[text]", "[active]\nlifetime = -1\n[text]", "line 25: lifetime is -1; it must be a number of seconds from 0"),
+        ("[text]", "[fence]\ndwell = 5\n[text]", "line 24: fence is given without a lifetime"),
+        ("[text]", "[active]\nlifetime = inf\n[fence]\ndwell = -5\n[text]", "line 27: dwell is -5.0; it must not be"),
+        ("[text]", "[fence]\nwidth = 5\n[text]", "line 25: width is not known in [fence]; there are dwell, hysteresis"),
         ('stop_words = "english"', 'stop_words = "klingon"', "line 25: "),
         ('stop_words = "english"', 'vocabulary = "no"', "line 25: "),
         ("[[sinks]]", "[sinks]", "line 27: sinks must be a list of tables, [[sinks]]"),
@@ -143,11 +153,22 @@ def nearcast(*arguments):
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300)
 
 
+CHANGES = """
+[changes]
+format = "json"
+path = "changes"
+
+[active]
+lifetime = 345_600
+"""
+
+
 def test_a_pipeline_runs_and_runs_again(tmp_path):
-    (tmp_path / "pipeline.toml").write_text(GOOD)
+    (tmp_path / "pipeline.toml").write_text(GOOD + CHANGES)
     done = nearcast("run", tmp_path / "pipeline.toml", "--check")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "is good: messages (json), subscriptions (json) through 2 shards" in " ".join(done.stdout.split())
+    sources = "messages (json), subscriptions (json), changes (json)"
+    assert f"is good: {sources} through 2 shards" in " ".join(done.stdout.split())
     done = nearcast("run", tmp_path / "pipeline.toml")
     assert done.returncode == 1
     assert "holds no files yet; at least one is needed" in done.stderr
@@ -162,11 +183,16 @@ def test_a_pipeline_runs_and_runs_again(tmp_path):
     (tmp_path / "subscriptions.jsonl").write_text("\n".join(map(json.dumps, subscriptions)))
     messages = [{"id": i, "x": i, "y": i, "text": "the tea", "ts": f"2026-01-0{i}T00:00:00Z"} for i in range(1, 10)]
     (tmp_path / "messages" / "1.json").write_text("\n".join(map(json.dumps, messages[:5])))
+    (tmp_path / "changes").mkdir()
+    move = {"op": "move", "id": "a", "x": 5, "y": 5, "ts": "2026-01-01T00:00:00Z"}
+    (tmp_path / "changes" / "1.json").write_text(json.dumps(move))
     done = nearcast("run", tmp_path / "pipeline.toml")
     assert done.returncode == 0, done.stderr
     assert "5 messages, 4 deliveries, 1 rejected" in done.stdout
     bad_lines = ["not JSON", '{"id":10,"x":"east","y":1.0,"text":"tea"}', json.dumps(messages[8] | {"ts": "soon"})]
     (tmp_path / "messages" / "2.json").write_text("\n".join([*map(json.dumps, messages[5:]), *bad_lines]))
+    # Four days after the second message: it has expired.
+    (tmp_path / "changes" / "2.json").write_text(json.dumps(move | {"x": 2, "y": 2, "ts": "2026-01-06T00:00:00Z"}))
     done = nearcast("run", tmp_path / "pipeline.toml")
     assert done.returncode == 0, done.stderr
     found = sorted(
@@ -174,7 +200,7 @@ def test_a_pipeline_runs_and_runs_again(tmp_path):
         for file in (tmp_path / "out").rglob("*.json")
         for line in file.read_text().splitlines()
     )
-    assert found == [("a", 4, 1), ("a", 5, 1), ("a", 6, 1), ("b", 1, 1), ("b", 2, 1)]
+    assert found == [("a", 3, 1), ("a", 4, -1), ("a", 4, 1), ("a", 5, -1), ("a", 5, 1), ("b", 1, 1), ("b", 2, 1)]
     rejected = pq.ParquetFile(tmp_path / "state" / "rejected" / "batch=1" / "messages.parquet").read().to_pylist()
     wrong = "a field of the record is not of the type of its column"
     assert [(row["reason"], row["record"]) for row in rejected[:2]] == [

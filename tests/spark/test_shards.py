@@ -13,13 +13,14 @@ from nearcast.spark import shards
 from nearcast.spark.shards import run_shard, shard_after, shards_of, write_input
 from nearcast.spark.state import FIRST, Folder, Plan
 from nearcast.subscription_tables import subscriptions_to_table
-from pipelines import IS_SOAK, SPACE, Scenario, answers, change_table, delivered, message_table
+from pipelines import IS_SOAK, SPACE, Move, Scenario, answers, change_table, delivered, message_table
 
 
 def made(tmp_path, scenario, *, n_shards=2, snapshot_every=3, partitioner="hash"):
     """A state folder with the first subscriptions taken in."""
     folder = Folder(tmp_path / "state")
-    plan = Plan(SPACE, scenario.window, n_shards, snapshot_every, partitioner=partitioner)
+    settings = {"partitioner": partitioner, "lifetime": scenario.lifetime, "fence": scenario.fence}
+    plan = Plan(SPACE, scenario.window, n_shards, snapshot_every, **settings)
     folder.create(plan, scenario.vocabulary(), scenario.sample())
     write_input(folder, FIRST, subscriptions_to_table(scenario.first), pa.table({}))
     for shard in range(n_shards):
@@ -38,11 +39,15 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 @pytest.mark.parametrize(
-    ("seed", "has_window"), [(60, True), (61, False), (62, True), (63, False), (64, True)][: 5 if IS_SOAK else 2]
+    ("seed", "has_window", "is_active"),
+    [(60, True, True), (61, False, False), (62, False, True), (63, True, False), (64, True, True)][
+        : 5 if IS_SOAK else 3
+    ],
 )
-def test_workers_that_die_and_forget(tmp_path, monkeypatch, seed, has_window, partitioner):
+def test_workers_that_die_and_forget(tmp_path, monkeypatch, seed, has_window, is_active, partitioner):
     """Three workers take turns; now and then one forgets what it holds, or dies before or after it has written."""
-    scenario = Scenario(tmp_path / "in", seed=seed, n_batches=12, has_window=has_window, is_written=False)
+    settings = {"has_window": has_window, "is_active": is_active}
+    scenario = Scenario(tmp_path / "in", seed=seed, n_batches=12, is_written=False, **settings)
     draw = random.Random(seed)
     workers = [{} for _ in range(3)]
     monkeypatch.setattr(shards, "_held", workers[0])
@@ -104,6 +109,7 @@ def test_several_changes_of_one_subscription_in_one_batch(tmp_path, partitioner)
     scenario = Scenario(tmp_path / "in", seed=76, n_batches=2, is_written=False)
     near = [nc.TopK("s1", "w0", at=(0.1, 0.1), k=2), nc.TopK("s1", "w1 w0", at=(0.9, 0.9), k=1)]
     scenario.batches[1][0][:] = [near[0], "s1", near[1], near[0], "s2", nc.Boolean("s2", "w0"), "s2"]
+    scenario.batches[1][0][3:3] = [Move("s1", (0.1, 0.2), 60), Move("s1", (7, 7), 61), Move("s1", (0.3, 0.2), 61)]
     folder = made(tmp_path, scenario, n_shards=3, partitioner=partitioner)
     for batch in range(2):
         written(folder, scenario, batch)
@@ -115,6 +121,31 @@ def test_several_changes_of_one_subscription_in_one_batch(tmp_path, partitioner)
     assert "s2" not in ids
 
 
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+def test_time_passes_in_every_shard(tmp_path, partitioner):
+    """A position tells all shards how late it is, whoever it is of, unless it is too wrong for the fence."""
+    scenario = Scenario(tmp_path / "in", seed=77, n_batches=4, n_messages=0, has_window=False, is_written=False)
+    scenario.first = [nc.Boolean(f"s{i}", "w0", within=nc.Circle(i / 10, 0.5, 0.01)) for i in range(8)]
+    scenario.lifetime, scenario.fence = 100, nc.Fence(accuracy=10)
+    everywhere = [nc.Message(f"m{i}", i / 10, 0.5, ["w0"], ts=i) for i in range(10)]
+    positions = [Move(f"s{i}", ((i + 2) / 10, 0.5), 50) for i in range(8)]
+    scenario.batches = [
+        ([], everywhere),
+        # m0 to m3 have expired, though most subscribers were somewhere before.
+        ([*positions, Move("nobody", (0.5, 0.5), 103), Move("s1", (0.9, 0.5), 1e6, 11)], []),
+        ([Move("s5", (0.5, 0.5), 104, 10)], []),
+        (positions[::-1], []),
+    ]
+    folder = made(tmp_path, scenario, n_shards=3, partitioner=partitioner)
+    for batch in range(4):
+        written(folder, scenario, batch)
+        for shard in range(3):
+            run_shard(folder, shard, batch)
+    expected, _ = scenario.expected()
+    assert delivered(folder.path) == expected
+    assert [row[1] for row in expected[1] if row[2] == -1] == ["m4", "m5", "m6", "m7"]
+
+
 def test_a_shard_can_be_asked_for_any_batch_that_is_kept(tmp_path):
     scenario = Scenario(tmp_path / "in", seed=70)
     folder = made(tmp_path, scenario, n_shards=1, snapshot_every=100)
@@ -122,14 +153,11 @@ def test_a_shard_can_be_asked_for_any_batch_that_is_kept(tmp_path):
         written(folder, scenario, batch)
         report = run_shard(folder, 0, batch)
         assert report.repeated == 0
-    broker = nc.Broker(space=SPACE, vocabulary=scenario.vocabulary(), window=scenario.window)
+    broker = scenario.broker()
     broker.subscribe(scenario.first)
+    scenario.n_rejected = scenario.n_moved = 0
     for batch, (changes, messages) in enumerate(scenario.batches):
-        for change in changes:
-            if isinstance(change, str):
-                broker.unsubscribe([change] if change in broker else [])
-            else:
-                broker.subscribe(change)
+        scenario.changed(broker, changes)
         broker.publish_batch(messages)
         asked = shard_after(folder, 0, batch)
         for kind in ("topk", "nearest"):
@@ -163,21 +191,23 @@ def test_damage_is_passed_over_or_mended(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_bad_changes_are_told(tmp_path, partitioner):
-    scenario = Scenario(tmp_path / "in", seed=72, is_written=False)
+    scenario = Scenario(tmp_path / "in", seed=72, is_active=False, is_written=False)
     folder = made(tmp_path, scenario, partitioner=partitioner)
     changes = pa.table(
         {
-            "op": ["subscribe", "unsubscribe", "move", None, "unsubscribe", "subscribe"],
-            "id": ["new", "nobody", "s1", "s2", None, "worse"],
-            "kind": ["boolean"] * 6,
-            "expression": ["w1", None, None, None, None, "w1 AND ("],
+            "op": ["subscribe", "unsubscribe", "replace", None, "unsubscribe", "subscribe", "move", "move"],
+            "id": ["new", "nobody", "s1", "s2", None, "worse", "s3", "someone"],
+            "kind": ["boolean"] * 8,
+            "expression": ["w1", None, None, None, None, "w1 AND (", None, None],
+            "x": [None] * 6 + [0.5, 0.5],
+            "y": [None] * 6 + [7.5, 0.5],
         }
     )
     counts = write_input(folder, 0, changes, pa.table({}))
     reports = [run_shard(folder, shard, 0) for shard in range(2)]
     # Who looks at them first depends on the partitioner.
-    assert counts["rejected"] + sum(report.rejected for report in reports) == 5
-    assert counts["changes"] + counts["rejected"] == 6
+    assert counts["rejected"] + sum(report.rejected for report in reports) == 7
+    assert counts["changes"] + counts["rejected"] == 8
     assert sum(report.subscriptions for report in reports) == 41
     told = [
         (row["id"], row["reason"].splitlines()[0])
@@ -186,8 +216,10 @@ def test_bad_changes_are_told(tmp_path, partitioner):
     ]
     assert sorted(told, key=repr) == sorted(
         [
-            ("s1", "op must be one of subscribe, unsubscribe"),
-            ("s2", "op must be one of subscribe, unsubscribe"),
+            ("s1", "op must be one of subscribe, unsubscribe, move"),
+            ("s2", "op must be one of subscribe, unsubscribe, move"),
+            ("s3", "y is 7.5; it must be between 0.0 and 1.0, the bounds of the space"),
+            ("someone", "no subscription has the id 'someone'"),
             (None, "id is missing"),
             ("nobody", "no subscription has this id"),
             ("worse", "a word is missing before the expression ends"),

@@ -279,3 +279,15 @@ def test_what_was_posted_for_an_old_place_delivers_nothing_and_nothing_twice(mon
         assert [d.subscription for d in broker.publish(nc.Message(1, *place, "tea"))] == expected
     broker.unsubscribe(1)
     assert [d.subscription for d in broker.publish(nc.Message(1, 25, 25, "tea"))] == [0, 2]
+
+
+def test_time_passes_without_a_message_too():
+    broker = nc.Broker(space=PLANE, lifetime=10)
+    broker.subscribe(nc.Boolean("a", "tea", within=nc.Circle(5, 5, 1)))
+    broker.publish(nc.Message("m1", 5, 5, "tea", ts=0))
+    broker.publish(nc.Message("m2", 5, 5, "tea", ts=5))
+    broker.advance(10)
+    broker.advance(3)
+    assert broker.stats().active_messages == 1
+    assert [d.message for d in broker.move("a", (50, 50))] == ["m2"]
+    nc.Broker(space=PLANE).advance(10)

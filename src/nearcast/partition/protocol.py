@@ -90,10 +90,19 @@ class Partitioner:
 
     def remove(self, subscriptions: SubscriptionColumns, placement: Placement) -> None:
         """Give up the places of subscriptions; what their shards hear stays as it is until a new fit."""
-        postings = self._postings(subscriptions, None)
-        costs = np.bincount(postings.slots, self._costs(subscriptions, postings), subscriptions.kinds.size)
-        shares = costs / np.maximum(1, np.diff(placement.offsets))
-        self.loads -= np.bincount(placement.shards, shares[placement.slots], self.n_shards)
+        self.loads -= self._shared_costs(subscriptions, self._postings(subscriptions, None), placement)
+
+    def move(self, before: SubscriptionColumns, after: SubscriptionColumns, placement: Placement) -> None:
+        """Let subscriptions that have gone elsewhere stay in their shards: these hear what can hit them there.
+
+        What the shards have heard so far stays as it is until a new fit.
+        """
+        self.remove(before, placement)
+        postings = self._postings(after, None)
+        self.loads += self._shared_costs(after, postings, placement)
+        # Of several shards one will do: whoever hears a message and holds the subscription delivers.
+        homes = placement.shards[placement.offsets[:-1]]
+        self.reach.hear(postings.words, postings.boxes, homes[postings.slots])
 
     def follow(self, messages: MessageColumns, *, size: int = SAMPLE_SIZE) -> None:
         """Take newer messages into the statistics, for the costs of subscriptions to come; nobody moves."""
@@ -147,6 +156,12 @@ class Partitioner:
         slots = np.concatenate([postings.slots, idle])
         shards = np.concatenate([shards, subscriptions.orders[idle] % self.n_shards])
         return placement_of(slots, shards, subscriptions.kinds.size, self.n_shards)
+
+    def _shared_costs(self, subscriptions: SubscriptionColumns, postings: Postings, placement: Placement) -> Any:
+        """Return what subscriptions cost each shard, if those that hold one have equal shares in it."""
+        costs = np.bincount(postings.slots, self._costs(subscriptions, postings), subscriptions.kinds.size)
+        shares = costs / np.maximum(1, np.diff(placement.offsets))
+        return np.bincount(placement.shards, shares[placement.slots], self.n_shards)
 
     # --- what partitioners differ in
 

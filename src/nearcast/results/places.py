@@ -6,12 +6,22 @@ centre of its circle or box.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from nearcast.columns import NO_TIME, check_columns, float_column, floats, id_column, one_column, time_column
+from nearcast.columns import (
+    NO_TIME,
+    SubscriptionColumns,
+    check_columns,
+    float_column,
+    floats,
+    id_column,
+    one_column,
+    time_column,
+)
 from nearcast.errors import NearcastError, Rejection
 from nearcast.index.book import Book
 from nearcast.kernels.verify import BOOLEAN, NEAREST
@@ -25,6 +35,7 @@ from nearcast.model import (
     Point,
     Polygon,
     Region,
+    Space,
     checked_point,
     shortened,
 )
@@ -38,6 +49,21 @@ ONLY_POINTS = "only boolean subscriptions have a region; give a point"
 NO_HISTORY = "a nearest subscription can be moved only in a broker with a window"
 NO_MOMENT = "ts is missing; a fence with a dwell time needs the time of every position"
 BAD_TIME = "ts is out of range; it must be a moment between the years -283000 and 287000"
+
+
+class Registered(Protocol):
+    """What must be known of subscriptions to say where they go."""
+
+    @property
+    def space(self) -> Space:
+        """Where points lie."""
+
+    @property
+    def columns(self) -> SubscriptionColumns:
+        """The subscriptions by slot."""
+
+    def slots_of(self, ids: Iterable[Id | None]) -> Any:
+        """Return the slots of subscriptions, -1 for an id that is unknown."""
 
 
 class Positions(NamedTuple):
@@ -114,7 +140,9 @@ def position(
     )
 
 
-def positions(book: Book, table: pa.Table, *, has_window: bool, needs_time: bool) -> tuple[Positions, list[Rejection]]:
+def positions(
+    book: Registered, table: pa.Table, *, has_window: bool, needs_time: bool
+) -> tuple[Positions, list[Rejection]]:
     """Return the good rows of a table of positions, and the bad ones with their reasons."""
     check_columns("positions", table, {"id": "id"})
     return _Reader(book, table, has_window, needs_time).read()
@@ -123,7 +151,7 @@ def positions(book: Book, table: pa.Table, *, has_window: bool, needs_time: bool
 class _Reader:
     """A table on its way to positions: all rows at once, but for polygons."""
 
-    def __init__(self, book: Book, table: pa.Table, has_window: bool, needs_time: bool):
+    def __init__(self, book: Registered, table: pa.Table, has_window: bool, needs_time: bool):
         self._book, self._table, self._has_window, self._needs_time = book, table, has_window, needs_time
         self._is_good = np.ones(table.num_rows, bool)
         self._reasons: dict[int, str] = {}

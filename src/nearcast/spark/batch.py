@@ -204,7 +204,7 @@ def _followed(
         broker, replicas, router = shard
         messages, hears = piece.drop_columns(["shard", "row"]), None
         rejections: list[Rejection] = []
-        if router is not None and router.window is None:
+        if router is not None and not router.plan.hears_all:
             raw, rejections = router.checked(messages)
             if rejections and task.on_error == "raise":
                 raise RejectedRowsError(rejections)
@@ -268,9 +268,8 @@ def _opened_shard(folder: Folder, number: int) -> tuple[Broker, Replicas]:
 
 
 def _opened_router(folder: Folder) -> Router | None:
-    divided = folder.plan()
     state, _ = folder.open_router(FIRST)
-    return None if state is None else Router.of_state(state, divided.space, divided.window, divided.shards)
+    return None if state is None else Router.of_state(state, folder.plan())
 
 
 # --- rows put aside

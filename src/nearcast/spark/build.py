@@ -137,8 +137,8 @@ def _divided(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
     if table is None:
         return
     divided = folder.plan()
-    router = Router(divided.space, divided.window, folder.vocabulary(), divided.shards)
-    good, routes, bad = router.begin(divided.partitioner, table.drop_columns("row"), folder.sample())
+    router = Router(divided, folder.vocabulary())
+    good, routes, bad = router.begin(table.drop_columns("row"), folder.sample())
     folder.save_router(FIRST, router.state())
     places, shards = np.nonzero(routes.holds)
     # Bad ones are told by those who build.

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nearcast.broker import Broker
 from nearcast.errors import NearcastError
-from nearcast.model import CountWindow, Geographic, Planar, Space, TimeWindow, Window, checked_choice
+from nearcast.model import CountWindow, Fence, Geographic, Planar, Space, TimeWindow, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.spark.state import BY_HASH
 from nearcast.text.analyzer import Analyzer
@@ -47,6 +48,8 @@ TABLES: dict[str, Fields] = {
         **dict.fromkeys(("max_dist", "min_x", "min_y", "max_x", "max_y"), (int, float)),
     },
     "window": {"count": int, "seconds": (int, float)},
+    "active": {"lifetime": (int, float)},
+    "fence": dict.fromkeys(("dwell", "hysteresis", "accuracy"), (int, float)),
     "text": {"vocabulary": str, "stop_words": str, "stem": str},
     "sinks": SINK,
     "spark": {},
@@ -69,6 +72,8 @@ class Pipeline:
     space: Space
     window: Window | None
     vocabulary: Vocabulary
+    lifetime: float | None = None
+    fence: Fence | None = None
     sample: Mapping[str, Any] | None = None
     shards: int = 2
     partitioner: PartitionerName = "hash"
@@ -124,6 +129,8 @@ class _Reader:
             changes=self.source("changes"),
             space=self.space(),
             window=self.window(),
+            lifetime=self.lifetime(),
+            fence=self.fence(),
             vocabulary=self.vocabulary(),
             sample=self.source("sample"),
             shards=self.at_least_one("pipeline", main, "shards", 2),
@@ -240,6 +247,24 @@ class _Reader:
             return TimeWindow(values["seconds"]) if "seconds" in values else None
         except NearcastError as error:
             raise self.fail(str(error), "window", next(iter(values))) from error
+
+    def lifetime(self) -> float | None:
+        values = self.table("active")
+        try:
+            return Broker(lifetime=values.get("lifetime")).lifetime
+        except NearcastError as error:
+            raise self.fail(str(error), "active", "lifetime") from error
+
+    def fence(self) -> Fence | None:
+        values = self.table("fence")
+        if not values:
+            return None
+        try:
+            return Broker(lifetime=self.lifetime(), fence=Fence(**values)).fence
+        except ConfigError:
+            raise
+        except NearcastError as error:
+            raise self.fail(str(error), "fence", str(error).split()[0]) from error
 
     def vocabulary(self) -> Vocabulary:
         values = self.table("text")

@@ -26,7 +26,7 @@ MESSAGE_SCHEMA = (
 CHANGE_SCHEMA = (
     "op string, id string, kind string, expression string, text string, keywords array<string>, x double, y double, "
     "lon double, lat double, region string, min_x double, min_y double, max_x double, max_y double, radius double, "
-    "text_weight double, threshold double, similarity string, k long, spatial_weight double"
+    "text_weight double, threshold double, similarity string, k long, spatial_weight double, ts string, accuracy double"
 )
 
 
@@ -46,6 +46,8 @@ def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | N
         space=pipeline.space,
         vocabulary=pipeline.vocabulary,
         window=pipeline.window,
+        lifetime=pipeline.lifetime,
+        fence=pipeline.fence,
         shards=pipeline.shards,
         partitioner=pipeline.partitioner,
         sample=None if pipeline.sample is None else _files(spark, spark.read, pipeline.sample, MESSAGE_SCHEMA),

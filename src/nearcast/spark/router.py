@@ -6,7 +6,7 @@ batches behind. What it decides about a batch is kept in the input of the batch,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,21 +18,23 @@ from nearcast.index.book import part_of
 from nearcast.index.compile import compiled, compiled_table, last_of_each, taken
 from nearcast.index.growable import stacked
 from nearcast.intake import Intake
-from nearcast.model import Id, Space, Window
+from nearcast.model import Id, Space
 from nearcast.partition.protocol import Partitioner, Placement
 from nearcast.partition.registry import PARTITIONERS, opened
 from nearcast.partition.statistics import SAMPLE_SIZE, Statistics
+from nearcast.results.places import positions
+from nearcast.spark.state import Plan
 from nearcast.storage import State
 from nearcast.text.vocabulary import Vocabulary
 
-SUBSCRIBE, UNSUBSCRIBE = "subscribe", "unsubscribe"
+SUBSCRIBE, UNSUBSCRIBE, MOVE = "subscribe", "unsubscribe", "move"
 MAX_PARTS = 64
 
 
 class Routes(NamedTuple):
     """What each shard does with the rows of a batch; all are bool (n_rows, n_shards)."""
 
-    told: Any  # changes that concern the shard: it takes the subscription in, or gives up the one it had
+    told: Any  # changes that concern the shard: it takes the subscription in, moves it, or gives up the one it had
     holds: Any  # ... those that it takes in
     hears: Any  # messages; without rows where every shard hears every message
 
@@ -48,29 +50,44 @@ class _Part(NamedTuple):
     holds: Any  # bool (n, n_shards)
 
 
-class Router:
-    """Gives subscriptions their shards as they come and go, and tells which shards must hear a message."""
+class _Standing(NamedTuple):
+    """Subscriptions as they are before they move."""
 
-    def __init__(self, space: Space, window: Window | None, vocabulary: Vocabulary, n_shards: int):
-        self.space, self.window, self.vocabulary, self.n_shards = space, window, vocabulary, n_shards
+    space: Space
+    columns: SubscriptionColumns
+    slot_of: dict[Id | None, int]
+
+    def slots_of(self, ids: Iterable[Id | None]) -> Any:
+        """Return the slots of subscriptions, -1 for an id that is unknown."""
+        return np.array([self.slot_of.get(key, -1) for key in ids], np.int64)
+
+
+class Router:
+    """Gives subscriptions their shards as they come and go, and tells which shards must hear a message.
+
+    Who moves stays in the same shards, with all that these keep for it; they hear more from then on.
+    """
+
+    def __init__(self, plan: Plan, vocabulary: Vocabulary):
+        self.plan, self.vocabulary, self.n_shards = plan, vocabulary, plan.shards
         self.partitioner: Partitioner | None = None
-        self._intake = Intake(space, vocabulary, window)
+        self._intake = Intake(plan.space, vocabulary, plan.window)
         self._parts: list[_Part] = []
         self._places: dict[Id, tuple[int, int]] = {}
         self._n_registered = 0
 
     # --- the first subscriptions
 
-    def begin(self, name: str, subscriptions: pa.Table, sample: pa.Table) -> tuple[Any, Routes, list[Rejection]]:
+    def begin(self, subscriptions: pa.Table, sample: pa.Table) -> tuple[Any, Routes, list[Rejection]]:
         """Fit a partitioner to the first subscriptions and a sample of messages; return as `changed` does."""
-        statistics = Statistics.of(self._message_columns(sample.slice(0, SAMPLE_SIZE)), self.space)
+        statistics = Statistics.of(self._message_columns(sample.slice(0, SAMPLE_SIZE)), self.plan.space)
         columns, good, rejections = self._compiled(subscriptions)
         ids = subscriptions["id"].take(pa.array(good)).to_pylist() if good.size else []
         # Nothing was delivered yet, so of several rows with the same id only the last one counts.
         last = last_of_each(ids)
         columns = taken(columns, last)
-        kind = PARTITIONERS[name]
-        self.partitioner, placement = kind.fit(columns, statistics, self.n_shards, has_window=self.window is not None)
+        kind = PARTITIONERS[self.plan.partitioner]
+        self.partitioner, placement = kind.fit(columns, statistics, self.n_shards, has_window=self.plan.hears_all)
         holds = np.zeros((good.size, self.n_shards), bool)
         holds[last] = self._settled([ids[row] for row in last.tolist()], columns, placement)
         return good, Routes(holds, holds, _nobody(self.n_shards)), rejections
@@ -88,7 +105,7 @@ class Router:
         rejections: list[Rejection] = []
         if changes.num_rows:
             good, told, holds, rejections = self._changed(changes)
-        if messages.num_rows and self.window is None:
+        if messages.num_rows and not self.plan.hears_all:
             columns = self._message_columns(messages)
             hears = _by_id(messages["id"], self.partitioner.message_shards(columns))
         return good, Routes(told, holds, hears), rejections
@@ -103,22 +120,27 @@ class Router:
         return hears if len(hears) else None
 
     def _changed(self, changes: pa.Table) -> tuple[Any, Any, Any, list[Rejection]]:
-        is_new = np.array([operation == SUBSCRIBE for operation in changes["op"].to_pylist()])
-        new_rows = np.flatnonzero(is_new)
+        operations = changes["op"].to_pylist()
+        new_rows = np.array([row for row, operation in enumerate(operations) if operation == SUBSCRIBE], np.int64)
         columns, good_new, bad = self._compiled(changes.take(pa.array(new_rows)))
         rejections = [rejection._replace(row=int(new_rows[rejection.row])) for rejection in bad]
         column_of = {int(new_rows[row]): place for place, row in enumerate(good_new.tolist())}
         told = np.zeros((changes.num_rows, self.n_shards), bool)
         holds = np.zeros_like(told)
         ids = changes["id"].to_pylist()
+        # Bad moves are among them, told to nobody: which rows come together says where new subscriptions go.
         good: list[int] = []
         waiting: dict[Id, int] = {}
 
         def make() -> None:
             """Make the changes that wait; no two are of the same subscription."""
-            rows = list(waiting.values())
-            told[rows] = self._removed(list(waiting))
-            added = [row for row in rows if is_new[row]]
+            moved = [row for row in waiting.values() if operations[row] == MOVE]
+            others = [row for row in waiting.values() if operations[row] != MOVE]
+            if moved:
+                told[moved], bad = self._moved(changes.take(pa.array(moved)))
+                rejections.extend(rejection._replace(row=moved[rejection.row]) for rejection in bad)
+            told[others] = self._removed([ids[row] for row in others])
+            added = [row for row in others if operations[row] == SUBSCRIBE]
             if added:
                 some = taken(columns, np.array([column_of[row] for row in added]))
                 assert self.partitioner is not None
@@ -129,9 +151,9 @@ class Router:
         for row, key in enumerate(ids):
             if key in waiting:
                 make()
-            if is_new[row] and row not in column_of:
+            if operations[row] == SUBSCRIBE and row not in column_of:
                 continue
-            if not is_new[row] and key not in self._places:
+            if operations[row] == UNSUBSCRIBE and key not in self._places:
                 rejections.append(Rejection(row, key, "no subscription has this id"))
                 continue
             waiting[key] = row
@@ -140,14 +162,41 @@ class Router:
             make()
         return np.array(good, np.int64), told[good], holds[good], rejections
 
+    def _moved(self, changes: pa.Table) -> tuple[Any, list[Rejection]]:
+        """Put different subscriptions elsewhere; return the shards in which each is and stays, and bad changes."""
+        held = np.zeros((changes.num_rows, self.n_shards), bool)
+        ids = changes["id"].to_pylist()
+        rows = np.array([row for row, key in enumerate(ids) if key in self._places], np.int64)
+        known = [ids[row] for row in rows.tolist()]
+        part = self._part(known)
+        held[rows] = part.holds
+        fence = self.plan.fence
+        found, rejections = positions(
+            _Standing(self.plan.space, part.columns, {key: slot for slot, key in enumerate(known)}),
+            changes,
+            has_window=self.plan.window is not None,
+            needs_time=fence is not None and fence.dwell > 0,
+        )
+        held[[rejection.row for rejection in rejections]] = False
+        if fence is not None and fence.accuracy is not None:
+            found = found.chosen(np.flatnonzero(~(found.accuracies > fence.accuracy)))
+        if found.slots.size:
+            before, holds = taken(part.columns, found.slots), part.holds[found.slots]
+            after = before._replace(shapes=found.shapes, numbers=found.numbers)
+            assert self.partitioner is not None
+            self.partitioner.move(before, after, _placement(holds))
+            self._keep([known[slot] for slot in found.slots.tolist()], after, holds)
+        return held, rejections
+
     # --- inside
 
     def _compiled(self, subscriptions: pa.Table) -> tuple[SubscriptionColumns, Any, list[Rejection]]:
         """Return the good rows of a table as columns, which they are, and the bad ones with their reasons."""
         if not subscriptions.num_rows:
             return compiled([], self.vocabulary, 0), np.zeros(0, np.int64), []
-        has_window = self.window is not None
-        columns, good, rejections = compiled_table(subscriptions, self.vocabulary, self.space, has_window=has_window)
+        has_window = self.plan.window is not None
+        space = self.plan.space
+        columns, good, rejections = compiled_table(subscriptions, self.vocabulary, space, has_window=has_window)
         return self._numbered(columns), good, rejections
 
     def _numbered(self, columns: SubscriptionColumns) -> SubscriptionColumns:
@@ -163,12 +212,31 @@ class Router:
         """Remember where subscriptions are, and return it as a matrix."""
         holds = np.zeros((len(ids), self.n_shards), bool)
         holds[placement.slots, placement.shards] = True
+        self._keep(ids, columns, holds)
+        return holds
+
+    def _keep(self, ids: Sequence[Id], columns: SubscriptionColumns, holds: Any) -> None:
         if len(self._parts) == MAX_PARTS:
             self._parts = [self._whole()]
         number = len(self._parts)
         self._parts.append(_Part(columns, holds))
         self._places.update((key, (number, row)) for row, key in enumerate(ids))
-        return holds
+
+    def _part(self, ids: Sequence[Id]) -> _Part:
+        """Return some subscriptions, in this order."""
+        if not ids:
+            return _Part(compiled([], self.vocabulary, 0), _nobody(self.n_shards))
+        numbers, rows = np.array([self._places[key] for key in ids]).T
+        order = np.argsort(numbers, kind="stable")
+        which, starts = np.unique(numbers[order], return_index=True)
+        pieces = [
+            (self._parts[number], rows[some])
+            for number, some in zip(which.tolist(), np.split(order, starts[1:]), strict=True)
+        ]
+        columns = stacked([taken(part.columns, some) for part, some in pieces])
+        holds = np.concatenate([part.holds[some] for part, some in pieces])
+        back = np.argsort(order)
+        return _Part(taken(columns, back), holds[back])
 
     def _removed(self, ids: Sequence[Id]) -> Any:
         """Forget subscriptions, and return where each of them was, nowhere if it was not there."""
@@ -209,10 +277,10 @@ class Router:
         return State(arrays | {"holds": part.holds}, tables, description)
 
     @classmethod
-    def of_state(cls, state: State, space: Space, window: Window | None, n_shards: int) -> Router:
+    def of_state(cls, state: State, plan: Plan) -> Router:
         """Return the router whose state was saved."""
         try:
-            router = cls(space, window, Vocabulary.of_table(state.tables["vocabulary"]), n_shards)
+            router = cls(plan, Vocabulary.of_table(state.tables["vocabulary"]))
             router.partitioner = opened(state.description["partitioner"], part_of(state.arrays, "partitioner_"))
             columns = SubscriptionColumns(**part_of(state.arrays, "subscription_"))
             router._parts = [_Part(columns, state.arrays["holds"])]

@@ -23,11 +23,11 @@ from nearcast.errors import NearcastError, Rejection
 from nearcast.intake import Intake
 from nearcast.model import Id
 from nearcast.spark.replicas import Replicas
-from nearcast.spark.router import SUBSCRIBE, UNSUBSCRIBE, Router, Routes
+from nearcast.spark.router import MOVE, SUBSCRIBE, UNSUBSCRIBE, Router, Routes
 from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
 from nearcast.text.vocabulary import Vocabulary
 
-OPERATIONS = (SUBSCRIBE, UNSUBSCRIBE)
+OPERATIONS = (SUBSCRIBE, UNSUBSCRIBE, MOVE)
 # A column of rows that a source could not read: their bytes, null for good rows.
 UNREADABLE = "unreadable"
 Checked = tuple[pa.Table, list[Rejection]]
@@ -65,11 +65,13 @@ class Report(NamedTuple):
 def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Table) -> dict[str, Any]:
     """Check the rows of a batch, keep the good ones as its input and the others as rejected; return their numbers.
 
-    `newest` is the latest time of a message, in seconds since 1970, or None where no message has a time.
+    `newest` is the latest time of a message, in seconds since 1970, or None where no message has a time; `moment` is
+    that of a position.
     """
     plan = folder.plan()
     good_messages, bad_messages = _readable(messages, partial(_checked_messages, plan))
     good_changes, bad_changes = _readable(changes, _checked_changes)
+    moment = _moment(plan, good_changes)
     router = routed = None
     if plan.partitioner != BY_HASH:
         rows = np.delete(np.arange(changes.num_rows), [rejection.row for rejection in bad_changes])
@@ -82,9 +84,10 @@ def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Tabl
             folder.write_table("rejected", batch, name, rejected_table(rejections, rows))
     counts = {
         "messages": good_messages.num_rows,
-        "changes": good_changes.num_rows,
+        "changes": changes.num_rows - len(bad_changes),
         "rejected": len(bad_messages) + len(bad_changes),
         "newest": _newest(good_messages),
+        "moment": moment,
     }
     folder.write_input(batch, good_changes, good_messages, counts, routed and routed._asdict())
     if router is not None:
@@ -98,10 +101,7 @@ def _router_after(folder: Folder, batch: int) -> Router:
     router, last = _held.pop((folder.run(), ROUTER), (None, batch + 1))
     if router is None or last > batch or not all(map(folder.has_input, range(last + 1, batch + 1))):
         state, last = folder.open_router(batch)
-        if state is None:
-            router = Router(plan.space, plan.window, folder.vocabulary(), plan.shards)
-        else:
-            router = Router.of_state(state, plan.space, plan.window, plan.shards)
+        router = Router(plan, folder.vocabulary()) if state is None else Router.of_state(state, plan)
     assert isinstance(router, Router)
     for missed in range(last + 1, batch + 1):
         arrays, tables, _ = folder.read_input(missed)
@@ -126,10 +126,10 @@ def _decided(
     """Let a router decide about the rows of a batch: which changes are good, where the rows go, which are bad."""
     if batch > FIRST:
         return router.changed(changes, messages)
-    name, sample = folder.plan().partitioner, folder.sample()
+    sample = folder.sample()
     if not changes.num_rows or changes["op"].unique().to_pylist() == [SUBSCRIBE]:
-        return router.begin(name, changes, sample)
-    router.begin(name, pa.table({}), sample)
+        return router.begin(changes, sample)
+    router.begin(pa.table({}), sample)
     return router.changed(changes, messages)
 
 
@@ -171,7 +171,7 @@ def _reason(record: bytes) -> str:
 def _checked_messages(plan: Plan, messages: pa.Table) -> Checked:
     if not messages.num_rows:
         return messages, []
-    raw, rejections = Intake(plan.space, Vocabulary(), plan.window).checked(messages)
+    raw, rejections = Intake(plan.space, Vocabulary(), plan.window, plan.lifetime).checked(messages)
     return messages.take(pa.array(raw.rows)), rejections
 
 
@@ -179,6 +179,20 @@ def _newest(messages: pa.Table) -> float | None:
     """Return the latest time of a message, if any has one."""
     micros = arrow.time_column(messages, "ts")[0].max(initial=arrow.NO_TIME)
     return None if micros == arrow.NO_TIME else micros / 1e6
+
+
+def _moment(plan: Plan, changes: pa.Table) -> float | None:
+    """Return the latest time of a position, if any has one; those that a fence ignores do not count.
+
+    Who it is that was there does not matter: that is known to one shard, and the time is the same for all of them.
+    """
+    if plan.lifetime is None or not changes.num_rows or "ts" not in changes.schema.names:
+        return None
+    counts = pc.equal(changes["op"], MOVE)
+    if plan.fence is not None and plan.fence.accuracy is not None and "accuracy" in changes.schema.names:
+        is_wrong = pc.greater(changes["accuracy"], plan.fence.accuracy)
+        counts = pc.and_(counts, pc.invert(pc.fill_null(is_wrong, False)))
+    return _newest(changes.filter(counts))
 
 
 def _checked_changes(changes: pa.Table) -> Checked:
@@ -246,7 +260,7 @@ def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int]
         given = _given(folder, shard, missed)
         if given.changes[0].num_rows:
             _repeat(shard, waiting)
-            _make_changes(shard, given)
+        _make_changes(shard, given)
         if waiting and given.heard.schema != waiting[0].schema:
             _repeat(shard, waiting)
         waiting.append(given.heard)
@@ -258,16 +272,18 @@ def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int]
 
 def _repeat(shard: Shard, waiting: list[pa.Table]) -> None:
     """Publish messages of missed batches again, all at once: results end as if they had come one by one."""
-    # Without a window only nearest subscriptions look back; others need not hear a message twice.
-    looks_back = shard.broker.window is not None or shard.broker.stats().by_kind["nearest"]
+    broker = shard.broker
+    # Without a window only nearest subscriptions look back, and who moves; others need not hear a message twice.
+    looks_back = broker.window is not None or broker.lifetime is not None or broker.stats().by_kind["nearest"]
     if looks_back and any(table.num_rows for table in waiting):
-        shard.broker.publish_batch(pa.concat_tables(waiting))
+        broker.publish_batch(pa.concat_tables(waiting))
     waiting.clear()
 
 
 class Given(NamedTuple):
     """What a batch has for a shard."""
 
+    moment: float | None  # the latest time of a position, in any shard
     changes: tuple[pa.Table, Any, Any]  # as `_own` returns them
     message_ids: Any  # those of all messages
     hears: Any  # which shards hear them, None if all do
@@ -276,25 +292,31 @@ class Given(NamedTuple):
 
 def _given(folder: Folder, shard: Shard, batch: int) -> Given:
     """Read the input of a batch."""
-    arrays, tables, _ = folder.read_input(batch)
+    arrays, tables, counts = folder.read_input(batch)
     routes = Routes(**arrays) if arrays else None
     messages = tables["messages"]
     hears = routes.hears if routes is not None and len(routes.hears) else None
     heard = messages if hears is None else messages.filter(pa.array(hears[:, shard.number]))
     changes = _own(tables["changes"], routes, shard.number, folder.plan().shards)
-    return Given(changes, messages["id"] if messages.num_rows else None, hears, heard)
+    return Given(counts.get("moment"), changes, messages["id"] if messages.num_rows else None, hears, heard)
 
 
 def _make_changes(shard: Shard, given: Given) -> tuple[list[pa.Table], list[Rejection]]:
-    """Make the changes that concern a shard; return the first answers of new subscriptions, and bad changes."""
+    """Make the changes that concern a shard; return what they change in answers, and bad changes."""
     broker, replicas = shard.broker, shard.replicas
+    if given.moment is not None:
+        broker.advance(given.moment)
     answers: list[pa.Table] = []
     rejected: list[Rejection] = []
-    for is_new, changes, holds in _runs(*given.changes):
+    for operation, changes, holds in _runs(*given.changes):
         ids = changes["id"].to_pylist()
-        if is_new:
+        if operation == SUBSCRIBE:
             found, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
             replicas.take_in(shard.number, ids, changes["kind"].to_pylist(), holds)
+            answers.append(replicas.own(found))
+            rejected += [Rejection(**row) for row in bad.to_pylist()]
+        elif operation == MOVE:
+            found, bad = broker.move(changes.drop_columns("op"), on_error="skip")
             answers.append(replicas.own(found))
             rejected += [Rejection(**row) for row in bad.to_pylist()]
         else:
@@ -306,15 +328,21 @@ def _make_changes(shard: Shard, given: Given) -> tuple[list[pa.Table], list[Reje
 
 
 def _own(changes: pa.Table, routes: Routes | None, shard: int, shards: int) -> tuple[pa.Table, Any, Any]:
-    """Return the changes that concern a shard, whether each is to be taken in, and which shards hold it."""
+    """Return the changes that concern a shard, what it does with each, and which shards hold it then."""
     if not changes.num_rows:
-        return changes, np.zeros(0, bool), np.zeros((0, shards), bool)
+        return changes, [], np.zeros((0, shards), bool)
     if routes is None:
         rows = np.flatnonzero(shards_of(changes["id"].to_pylist(), shards) == shard)
         changes = changes.take(pa.array(rows))
-        return changes, pc.equal(changes["op"], SUBSCRIBE).to_numpy(), np.zeros((rows.size, shards), bool)
+        return changes, changes["op"].to_pylist(), np.zeros((rows.size, shards), bool)
     rows = np.flatnonzero(routes.told[:, shard])
-    return changes.take(pa.array(rows)), routes.holds[rows, shard], routes.holds[rows]
+    changes, holds = changes.take(pa.array(rows)), routes.holds[rows]
+    # A subscription that is replaced may leave the shard.
+    operations = [
+        UNSUBSCRIBE if operation == SUBSCRIBE and not is_held else operation
+        for operation, is_held in zip(changes["op"].to_pylist(), holds[:, shard].tolist(), strict=True)
+    ]
+    return changes, operations, holds
 
 
 def shards_of(ids: Sequence[Id], shards: int) -> Any:
@@ -322,18 +350,18 @@ def shards_of(ids: Sequence[Id], shards: int) -> Any:
     return np.fromiter((zlib.crc32(str(value).encode()) % shards for value in ids), np.int64, len(ids))
 
 
-def _runs(changes: pa.Table, is_new: Any, holds: Any) -> Iterator[tuple[bool, pa.Table, Any]]:
+def _runs(changes: pa.Table, operations: Sequence[str], holds: Any) -> Iterator[tuple[str, pa.Table, Any]]:
     """Yield changes in order, as many of the same operation and of different subscriptions at once as there are."""
     seen: set[Id] = set()
     start = 0
     for row, key in enumerate(changes["id"].to_pylist() if changes.num_rows else []):
-        if key in seen or is_new[row] != is_new[start]:
-            yield bool(is_new[start]), changes.slice(start, row - start), holds[start:row]
+        if key in seen or operations[row] != operations[start]:
+            yield operations[start], changes.slice(start, row - start), holds[start:row]
             seen.clear()
             start = row
         seen.add(key)
     if changes.num_rows:
-        yield bool(is_new[start]), changes.slice(start), holds[start:]
+        yield operations[start], changes.slice(start), holds[start:]
 
 
 def _stacked(tables: list[pa.Table], plan: Plan) -> pa.Table:

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from nearcast.broker import Broker
 from nearcast.errors import NearcastError, StorageError
-from nearcast.model import Space, Window, as_settings, of_settings
+from nearcast.model import Fence, Space, Window, as_settings, of_settings
 from nearcast.storage import MANIFEST, Check, State, read_state, replaced_file, write_state
 from nearcast.text.vocabulary import Vocabulary
 
@@ -44,8 +44,9 @@ ROUTER = "router"
 # By a hash of the id: no router is needed, and every shard hears every message.
 BY_HASH = "hash"
 PLAIN_NAMES = ("shards", "snapshot_every", "subscription_id", "message_id", "partitioner")
+PART_NAMES = ("space", "window", "fence")
 # What pipelines were made for that were made before there was a choice.
-DEFAULTS = {"partitioner": BY_HASH}
+DEFAULTS = {"partitioner": BY_HASH, "lifetime": None, "fence": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,13 @@ class Plan:
     subscription_id: str = "string"  # or "int64"
     message_id: str = "string"
     partitioner: str = BY_HASH
+    lifetime: float | None = None
+    fence: Fence | None = None
+
+    @property
+    def hears_all(self) -> bool:
+        """Whether every shard must hear every message: it is kept for who comes, or comes near, later."""
+        return self.partitioner == BY_HASH or self.window is not None or self.lifetime is not None
 
 
 class Folder:
@@ -105,7 +113,9 @@ class Folder:
     def plan(self) -> Plan:
         """Return what the pipeline was made for."""
         known = DEFAULTS | json.loads((self.path / "PIPELINE.json").read_text())
-        return Plan(of_settings(known["space"]), of_settings(known["window"]), *(known[name] for name in PLAIN_NAMES))
+        told = {name: known[name] for name in PLAIN_NAMES}
+        told |= {name: of_settings(known[name]) for name in PART_NAMES}
+        return Plan(**told, lifetime=None if known["lifetime"] is None else float(known["lifetime"]))
 
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary that the pipeline began with."""
@@ -121,7 +131,13 @@ class Folder:
     def new_broker(self) -> Broker:
         """Return a shard that has seen nothing yet."""
         plan = self.plan()
-        return Broker(space=plan.space, window=plan.window, vocabulary=self.vocabulary())
+        return Broker(
+            space=plan.space,
+            window=plan.window,
+            vocabulary=self.vocabulary(),
+            lifetime=plan.lifetime,
+            fence=plan.fence,
+        )
 
     # --- inputs
 
@@ -297,4 +313,6 @@ def _bytes_of(path: Path) -> int:
 
 def _as_json(plan: Plan) -> dict[str, Any]:
     told: dict[str, Any] = {name: getattr(plan, name) for name in PLAIN_NAMES}
-    return told | {"space": as_settings(plan.space), "window": as_settings(plan.window)}
+    parts = {name: as_settings(getattr(plan, name)) for name in PART_NAMES}
+    # As text, for it may be infinite.
+    return told | parts | {"lifetime": None if plan.lifetime is None else str(float(plan.lifetime))}

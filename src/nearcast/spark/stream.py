@@ -18,8 +18,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
+from nearcast.broker import Broker
 from nearcast.errors import NearcastError
-from nearcast.model import Geographic, Space, Window, checked_choice
+from nearcast.model import Fence, Space, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.build import id_type
@@ -28,7 +29,8 @@ from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize
 from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
-COUNTS = "messages long, changes long, rejected long, newest double"
+COUNTS = "messages long, changes long, rejected long, newest double, moment double"
+MOMENTS = ("newest", "moment")
 # What Spark tells of the file of a row, in the order in which rows are taken.
 PLACE = {"file_modification_time": "timestamp", "file_path": "string", "file_block_start": "long"}
 REPORT = (
@@ -46,6 +48,8 @@ def stream(
     space: Space | None = None,
     vocabulary: Vocabulary | None = None,
     window: Window | None = None,
+    lifetime: float | None = None,
+    fence: Fence | None = None,
     shards: int = 2,
     partitioner: PartitionerName = "hash",
     sample: DataFrame | None = None,
@@ -65,15 +69,17 @@ def stream(
     subscriptions : DataFrame, optional
         Those that are there before the first message; read once, when the pipeline is made.
     changes : streaming DataFrame, optional
-        Subscriptions that come and go: the columns of a table of subscriptions, and `op`, "subscribe" or
-        "unsubscribe". A change holds for the messages of its own batch and of all later ones.
-    space, vocabulary, window
+        Subscriptions that come, go and move: the columns of a table of subscriptions, and `op`, "subscribe",
+        "unsubscribe" or "move". A move has the columns that `Broker.move` takes. A change holds for the messages of
+        its own batch and of all later ones.
+    space, vocabulary, window, lifetime, fence
         As for a Broker.
     shards : int, default 2
         Among how many brokers the subscriptions are divided. Each is a task.
     partitioner : {"hash", "location", ...}, default "hash"
         How they are divided; `nearcast.partition.registry` has all. Changes the time taken, never the answer. By a hash
-        of their ids, every shard hears every message; by others, without a window, only those that might match.
+        of their ids, every shard hears every message; by others, without a window and a lifetime, only those that might
+        match.
     sample : DataFrame, optional
         Messages that the division is fitted to, with the first subscriptions; read once, when the pipeline is made. A
         hash needs none, others divide badly without.
@@ -100,8 +106,10 @@ def stream(
     subscribers = {id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
     if len(subscribers) > 1:
         raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
-    space = Geographic() if space is None else space
-    plan = Plan(space, window, shards, snapshot_every, subscribers.pop(), id_type(messages), partitioner)
+    # What is wrong with these is better told here than by a worker.
+    space = Broker(space=space, window=window, lifetime=lifetime, fence=fence).space
+    ids = (subscribers.pop(), id_type(messages))
+    plan = Plan(space, window, shards, snapshot_every, *ids, partitioner, lifetime, fence)
     is_new = not (folder.path / "PIPELINE.json").exists()
     seen = sample.limit(SAMPLE_SIZE).toArrow() if sample is not None and is_new and partitioner != BY_HASH else None
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, seen)
@@ -236,7 +244,7 @@ def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> 
         parts[name] = pa.Table.from_struct_array(column.filter(column.is_valid()))
     counts = write_input(folder, batch, parts["change"], parts["message"])
     # A time that is missing would have no type of its own.
-    schema = pa.schema([(name, pa.float64() if name == "newest" else pa.int64()) for name in counts])
+    schema = pa.schema([(name, pa.float64() if name in MOMENTS else pa.int64()) for name in counts])
     yield pa.RecordBatch.from_pylist([counts], schema)
 
 
