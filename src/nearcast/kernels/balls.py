@@ -10,9 +10,9 @@ balls      float32 (n_blocks, 5, BLOCK): x, y, z, least and slope of so many pos
 summaries  float32 (n_blocks, 6 + N_UNITS): the box around the centres of a block, and how far its balls reach at most
            if the unit is one of UNITS. Between two of them the greatest of several lines lies below the chord.
 
-A point has three coordinates: on the Earth those of space, in metres, since a straight line is never longer than the
-way on the surface; in a plane the third is 0. All this is rounded to float32, so radii have some slack; what is found
-is scored exactly.
+A point has three coordinates: on the Earth those of space, since a straight line is never longer than the way on the
+surface; in a plane the third is 0. They and all radii are measured in `scale`, so that no number is too large for
+float32. Rounding to it is made up for by some slack of the radii; what is found is scored exactly.
 """
 
 from __future__ import annotations
@@ -28,9 +28,19 @@ from nearcast.model import EARTH_RADIUS
 BLOCK_BITS = 6
 BLOCK = 1 << BLOCK_BITS
 N_UNITS = 5
-# Of a radius, and of the extent of the space; far above the rounding of float32.
+# Of a radius, and of the scale; far above the rounding of float32.
 BALL_SLACK = 1e-6
-FAR = 1e30
+# A radius that holds every point; its square is not too large either.
+FAR = 1e15
+
+
+@kernel
+def scale_of(is_geographic: bool, space_box: Any) -> float:
+    """Return the distance that is 1 for balls."""
+    if is_geographic:
+        return EARTH_RADIUS
+    extent = max(space_box[2] - space_box[0], space_box[3] - space_box[1])
+    return extent if extent > 0.0 else 1.0
 
 
 @kernel
@@ -39,18 +49,10 @@ def coordinates(is_geographic: bool, x: float, y: float, space_box: Any) -> Any:
     if is_geographic:
         lon = math.radians(x)
         lat = math.radians(y)
-        across = EARTH_RADIUS * math.cos(lat)
-        return (
-            np.float32(across * math.cos(lon)),
-            np.float32(across * math.sin(lon)),
-            np.float32(EARTH_RADIUS * math.sin(lat)),
-        )
-    # Around the middle of the space, where numbers are small.
-    return (
-        np.float32(x - (space_box[0] + space_box[2]) / 2),
-        np.float32(y - (space_box[1] + space_box[3]) / 2),
-        np.float32(0.0),
-    )
+        across = math.cos(lat)
+        return np.float32(across * math.cos(lon)), np.float32(across * math.sin(lon)), np.float32(math.sin(lat))
+    scale = scale_of(is_geographic, space_box)
+    return np.float32((x - space_box[0]) / scale), np.float32((y - space_box[1]) / scale), np.float32(0.0)
 
 
 @kernel
@@ -61,7 +63,7 @@ def laid_out(scored: Any, lines: Any, is_geographic: bool, max_dist: float, spac
     balls = np.zeros((n_blocks, 5, BLOCK), np.float32)
     balls[:, 3, :] = -1.0
     summaries = np.empty((n_blocks, 6 + N_UNITS), np.float32)
-    extent = EARTH_RADIUS if is_geographic else space_box[2] - space_box[0] + space_box[3] - space_box[1]
+    scale = scale_of(is_geographic, space_box)
     for block in range(n_blocks):
         summary = summaries[block]
         summary[:3] = np.inf
@@ -69,15 +71,19 @@ def laid_out(scored: Any, lines: Any, is_geographic: bool, max_dist: float, spac
         for i in range(block << BLOCK_BITS, min(n, (block + 1) << BLOCK_BITS)):
             ball = balls[block, :, i & (BLOCK - 1)]
             ball[0], ball[1], ball[2] = coordinates(is_geographic, scored[i]["x"], scored[i]["y"], space_box)
-            least = lines[i, 0]
-            ball[3] = min(FAR, least + BALL_SLACK * (abs(least) + extent))
-            ball[4] = lines[i, 1]
+            least = lines[i, 0] / scale
+            slope = lines[i, 1] / scale
+            if max(abs(least), slope) > FAR:
+                least = FAR
+                slope = 0.0
+            ball[3] = least + BALL_SLACK * (abs(least) + 1.0)
+            ball[4] = slope
             for axis in range(3):
                 summary[axis] = min(summary[axis], ball[axis])
                 summary[3 + axis] = max(summary[3 + axis], ball[axis])
             for unit in range(N_UNITS):
                 reach = ball[3] + ball[4] * np.float32(unit / (N_UNITS - 1))
-                is_anywhere = ball[4] > 0.0 and reach >= max_dist
+                is_anywhere = ball[4] > 0.0 and reach >= max_dist / scale
                 summary[6 + unit] = max(summary[6 + unit], FAR if is_anywhere else reach)
     return balls, summaries
 
@@ -115,7 +121,7 @@ def balls_with(
     stop: int,
     point: Any,
     unit: Any,
-    max_dist: Any,
+    far: Any,
     is_in: Any,
     hits: Any,
     n_hits: int,
@@ -140,7 +146,7 @@ def balls_with(
             dz = zs[i] - z
             reach = leasts[i] + slopes[i] * unit
             square = dx * dx + dy * dy + dz * dz
-            is_anywhere = (slopes[i] > np.float32(0.0)) & (reach >= max_dist)
+            is_anywhere = (slopes[i] > np.float32(0.0)) & (reach >= far)
             is_in[i] = (reach >= np.float32(0.0)) & ((square <= reach * reach) | is_anywhere)
         base = block << BLOCK_BITS
         first = max(start, base)

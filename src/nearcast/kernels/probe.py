@@ -21,7 +21,7 @@ import numpy as np
 
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD
 from nearcast.jit import kernel, lowest_bit, prefetch
-from nearcast.kernels.balls import BLOCK, balls_with, coordinates
+from nearcast.kernels.balls import BLOCK, FAR, balls_with, coordinates, scale_of
 from nearcast.kernels.postings import (
     EMPTY,
     FIRST_SCORED_KEY,
@@ -226,10 +226,10 @@ def hits_in_spans(segment: Any, spans: Any, x: float, y: float, hits: Any) -> An
 
 
 @kernel
-def balls_in_spans(segment: Any, spans: Any, tokens: Any, units: Any, point: Any, max_dist: float, hits: Any) -> Any:
+def balls_in_spans(segment: Any, spans: Any, tokens: Any, units: Any, point: Any, far: Any, hits: Any) -> Any:
     """Return the scored postings in whose balls a message lies: their number, and the buffer `hits`, maybe grown.
 
-    And how many were compared. `units` are by token, those of the message.
+    And how many were compared. `units` are by token, those of the message; `far` is `max_dist` as balls measure it.
     """
     balls = segment.balls
     summaries = segment.summaries
@@ -243,9 +243,7 @@ def balls_in_spans(segment: Any, spans: Any, tokens: Any, units: Any, point: Any
         place = spans[i, 3]
         unit = np.float32(units[tokens[place]] if place >= 0 else 0.0)
         hits = roomy(hits, n_hits, stop - start)
-        n_hits, n_more = balls_with(
-            balls, summaries, records, start, stop, point, unit, np.float32(max_dist), is_in, hits, n_hits
-        )
+        n_hits, n_more = balls_with(balls, summaries, records, start, stop, point, unit, far, is_in, hits, n_hits)
         n_compared += n_more
     return n_hits, hits, n_compared
 
@@ -311,6 +309,7 @@ def probe(
     token_ids = messages.token_ids
     token_weights = messages.token_weights
     token_units = messages.token_units
+    far = np.float32(min(FAR, max_dist / scale_of(is_geographic, space_box)))
     hits = np.empty(1024, np.int64)
     spans = np.empty((64, 4), np.int64)
     spare = np.empty(BLOCK_SIZE, np.int64)
@@ -386,7 +385,7 @@ def probe(
                 units[tokens[i]] = token_units[token_offsets[row] + i]
             n_spans, spans = spans_of_message(groups, runs, tokens, FIRST_SCORED_KEY, has_word, spans)
             point = coordinates(is_geographic, x, y, space_box)
-            n_hits, hits, n_compared = balls_in_spans(segment, spans[:n_spans], tokens, units, point, max_dist, hits)
+            n_hits, hits, n_compared = balls_in_spans(segment, spans[:n_spans], tokens, units, point, far, hits)
             n_read += n_compared
             found, numbers = with_room(found, numbers, n_found, n_hits, has_scored)
         for i in range(n_hits):
