@@ -29,6 +29,7 @@ from nearcast.kernels.message_segment import ONE, bit_of
 from nearcast.kernels.verify import is_subset
 from nearcast.scoring.textual import n_shared
 from nearcast.space.regions import ANYWHERE, CIRCLE, POLYGON, might_be_in_region
+from nearcast.text.scan import grown
 
 
 @kernel
@@ -48,14 +49,6 @@ def is_clause_true(
     required = required_ids[required_offsets[clause] : required_offsets[clause + 1]]
     forbidden = forbidden_ids[forbidden_offsets[clause] : forbidden_offsets[clause + 1]]
     return is_subset(required, m_ids) and n_shared(forbidden, m_ids) == 0
-
-
-@kernel
-def grown(values: Any) -> Any:
-    """Return an array of twice the size, filled as far as `values` is."""
-    result = np.empty(2 * values.size, values.dtype)
-    result[: values.size] = values
-    return result
 
 
 @kernel
