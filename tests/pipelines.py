@@ -82,7 +82,7 @@ class Scenario:
         moving = random.Random(f"moves {seed}")
         self.lifetime, self.fence = None, None
         if has_window if is_active is None else is_active:
-            self.lifetime = moving.choice([0, 20, 60, math.inf])
+            self.lifetime = moving.choice([20, 0, 60, math.inf])
             self.fence = moving.choice([None, None, nc.Fence(5, 0.1, 10)])
         self.first = [subscription(draw, i, kinds) for i in range(40)]
         self.batches = []

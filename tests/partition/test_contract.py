@@ -5,6 +5,7 @@ delivery that is missing; one that replicates carelessly as an answer that diffe
 """
 
 import json
+import random
 
 import hypothesis.strategies as st
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 import nearcast as nc
 import oracle
 import strategies
+from nearcast.columns import deliveries_of_table
 from nearcast.model import KINDS
 from nearcast.partition.registry import PARTITIONERS
 from sharded import Sharded
@@ -79,3 +81,33 @@ def test_shards_follow_churn(name, data, space, sample, window):
         assert shards.publish_batch(batch) == set(found)
         if data.draw(st.booleans()):
             shards.partitioner.follow(shards.message_columns(batch), size=5)
+
+
+@pytest.mark.parametrize("name", PARTITIONERS)
+def test_who_goes_far_is_found_there(name):
+    """Subscriptions are small and messages rare, so that what a shard has heard before does not help it."""
+    draw = random.Random(5)
+    words = [f"w{i}" for i in range(30)]
+    space = nc.Planar(0, 0, 10, 10)
+
+    def point():
+        return draw.uniform(0, 10), draw.uniform(0, 10)
+
+    def crowd(n):
+        return [nc.Message(f"m{i}", *point(), draw.sample(words, 4)) for i in range(n)]
+
+    sample = crowd(300)
+    first = [nc.Boolean(f"b{i}", draw.sample(words, 1), within=nc.Circle(*point(), 0.8)) for i in range(40)]
+    first += [nc.Similar(f"s{i}", draw.sample(words, 2), at=point(), threshold=0.95) for i in range(40)]
+    shards = Sharded(name, space, nc.Vocabulary.fit([m.text for m in sample]), None, 4, first, sample)
+    broker = nc.Broker(space=space, vocabulary=nc.Vocabulary.fit([m.text for m in sample]))
+    broker.subscribe(first)
+    for s in first:
+        place = point()
+        broker.move(s.id, place)
+        shards.move(s.id, place)
+    messages = crowd(400)
+    found = shards.publish_batch(messages)
+    assert found == set(deliveries_of_table(broker.publish_batch(messages)))
+    assert {d.subscription[0] for d in found} == {"b", "s"}
+    assert len(found) > 50

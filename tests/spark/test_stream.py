@@ -37,6 +37,7 @@ def test_a_stream_delivers_what_a_broker_does(spark, tmp_path, seed, shards):
     expected, ids = scenario.expected()
     assert delivered(tmp_path / "state") == expected
     assert sum(len(found) for found in expected.values()) > 100
+    assert scenario.n_moved > 10
     assert [metrics["batch"] for metrics in told] == [-1, *range(8)]
     assert told[-1]["subscriptions"] == len(ids)
     lines = [json.loads(line) for line in (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()]
