@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, overload
@@ -15,12 +14,11 @@ import pyarrow as pa
 
 from nearcast import columns as arrow
 from nearcast.broker_state import Parts, Tally, restore, state_of
-from nearcast.columns import NO_TIME, MessageColumns, SubscriptionColumns
+from nearcast.columns import NO_TIME, MessageColumns
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.explain import Explanation, explanation
 from nearcast.index.book import Book, rows_between
-from nearcast.index.compile import Parsed, compiled, compiled_rows, parsed, taken
-from nearcast.index.growable import stacked
+from nearcast.index.compile import Parsed, taken
 from nearcast.index.matches import NO_MATCHES, Matches, joined
 from nearcast.index.protocol import unverified
 from nearcast.index.registry import INDEXES, IndexName
@@ -54,8 +52,9 @@ from nearcast.model import (
     of_settings,
 )
 from nearcast.preview import Preview, preview
+from nearcast.registration import Registration
 from nearcast.results.active import ActiveMessages
-from nearcast.results.feeds import NO_CHANGES, FeedChanges, Feeds, all_changes
+from nearcast.results.feeds import NO_CHANGES, FeedChanges, Feeds
 from nearcast.results.fences import Fences
 from nearcast.results.keeping import KEEPINGS, KeepingName
 from nearcast.results.moves import Moves
@@ -63,16 +62,11 @@ from nearcast.results.outcome import Outcome, deliveries, outcome
 from nearcast.results.places import Positions, position, positions
 from nearcast.results.standings import Entry
 from nearcast.storage import CHECKS, Check, State, read_state, write_state
-from nearcast.subscription_tables import plain_rows, subscriptions_of_table
+from nearcast.subscription_tables import subscriptions_of_table
 from nearcast.text.vocabulary import Vocabulary
 
 OnError = Literal["raise", "skip"]
 ON_ERROR = ("raise", "skip")
-# So many subscriptions are compiled while messages wait: a tenth of a second or less.
-COMPILED_ROWS = 1_000
-# So many subscriptions that came one by one may wait to be registered together.
-MAX_WAITING = 64
-COMPILED_PLAIN_ROWS = 1 << 16
 # A batch is taken in by pieces while there are feeds: the first has so many messages, the others as many as should give
 # so many pairs of a feed and a message, but not much more than the one before.
 FIRST_PIECE = 64
@@ -179,8 +173,8 @@ class Broker:
         self._tally = Tally()
         self._parts = Parts(self._book, self._feeds, self._intake, self._active, self._fences, self._tally)
         self._guard = Guard()
-        # Subscriptions that came one by one and keep no results; together they are registered in half of the time.
-        self._waiting: dict[Id, Parsed] = {}
+        self._registration = Registration(self._parts, self._moves, self._guard, self._writing, self._lock)
+        self._settle = self._registration.settle
 
     # --- subscriptions
 
@@ -226,22 +220,19 @@ class Broker:
         checked_choice("on_error", on_error, ON_ERROR)
         if isinstance(subscriptions, (Boolean, Similar, TopK, Nearest)):
             kind = checked_id_type("subscription", subscriptions.id, self._tally.subscription_id_type)
-            row = self._parsed(subscriptions)
+            row = self._registration.parsed(subscriptions)
             with self._writing:
                 if not answer and row.k == 0:
-                    self._guard.check()
-                    self._tally.subscription_id_type = kind
-                    self._waiting.pop(subscriptions.id, None)
-                    self._waiting[subscriptions.id] = row
-                    if len(self._waiting) == MAX_WAITING:
-                        self._settle()
+                    self._registration.add_later(subscriptions.id, row, kind)
                     return []
-                self._settle()
-                return self._listed(self._register({subscriptions.id: row}, kind, answer=answer))
+                changes = self._registration.add({subscriptions.id: row}, kind, answer=answer)
+                return self._listed(self._changed(changes))
         items: Iterable[Any] = subscriptions
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
             table = arrow.as_table(subscriptions)
-            answers = self._subscribed_rows(table, answer=answer)
+            with self._writing:
+                added = self._registration.add_table(table, answer=answer)
+                answers = None if added is None else self._tabulated(self._changed(added))
             if answers is not None:
                 return (answers, arrow.rejections_table([])) if on_error == "skip" else answers
             items = subscriptions_of_table(table)
@@ -258,7 +249,7 @@ class Broker:
                 raise NearcastError(f"item {number} is {item!r}; it must be a Boolean, Similar, TopK or Nearest")
             try:
                 kind = checked_id_type("subscription", item.id, known_type)
-                row = self._parsed(item)
+                row = self._registration.parsed(item)
             except NearcastError as error:
                 rejections.append(Rejection(number, item.id, str(error)))
             else:
@@ -269,8 +260,7 @@ class Broker:
         if rejections and on_error == "raise":
             raise RejectedRowsError(rejections)
         with self._writing:
-            self._settle()
-            answers = self._tabulated(self._register(rows, known_type, answer=answer))
+            answers = self._tabulated(self._changed(self._registration.add(rows, known_type, answer=answer)))
         return (answers, arrow.rejections_table(rejections)) if on_error == "skip" else answers
 
     @overload
@@ -369,7 +359,7 @@ class Broker:
                 self._active.now = max(self._active.now, int(found.times.max(initial=NO_TIME)))
             self._tally.moves += found.slots.size
             changes = self._moves.move(found).changes if self._fences is None else self._fences.move(found)
-            return self._counted(outcome(NO_MATCHES, NO_ARRIVALS, [], changes))
+            return self._changed(changes)
 
     def advance(self, ts: datetime | float) -> None:
         """Let time pass until a moment, unless it is later already: messages that expire by then are active no more."""
@@ -389,7 +379,7 @@ class Broker:
                 self._book.slot(subscription_id)
             with self._guard.change("unsubscribe"):
                 with self._lock:
-                    self._forget(wanted)
+                    self._registration.remove(wanted)
                 self._book.compact()
 
     def __len__(self) -> int:
@@ -658,95 +648,6 @@ class Broker:
 
     # --- inside
 
-    def _parsed(self, subscription: Subscription) -> Parsed:
-        if isinstance(subscription, TopK) and self.window is None:
-            raise NearcastError(
-                "kind is topk, which needs a window; make the broker with window=CountWindow(...) or TimeWindow(...)"
-            )
-        return parsed(subscription, self.vocabulary, self.space)
-
-    def _settle(self) -> None:
-        """Register the subscriptions that came one by one; whoever reads or changes anything does this first."""
-        while self._waiting:
-            if self._writing.try_enter():
-                try:
-                    self._register(self._waiting, self._tally.subscription_id_type, answer=False)
-                finally:
-                    # Not before they are registered: others go on as soon as nothing waits.
-                    self._waiting = {}
-                    self._writing.leave()
-            else:
-                # Who has the lock is about to do it, and may go on to something that takes long.
-                time.sleep(0)
-
-    def _register(self, rows: dict[Id, Parsed], id_type: pa.DataType | None, *, answer: bool) -> Outcome:
-        polygons = {place: row.polygon for place, row in enumerate(rows.values()) if row.polygon is not None}
-        with self._writing:
-            some = list(rows.values())
-            parts = self._in_pieces(
-                len(some),
-                COMPILED_ROWS,
-                lambda start, stop, order: compiled(some[start:stop], self.vocabulary, order),
-            )
-            return self._register_columns(list(rows), parts, polygons, id_type, answer=answer)
-
-    def _in_pieces(self, n_rows: int, size: int, piece: Callable[[int, int, int], Any]) -> list[Any]:
-        """Compile subscriptions piece by piece: they admit words, and messages should not wait long for that."""
-        parts = []
-        for start in range(0, max(n_rows, 1), size):
-            with self._lock:
-                parts.append(piece(start, start + size, self._book.n_registered + start))
-        return parts
-
-    def _subscribed_rows(self, table: pa.Table, *, answer: bool = False) -> pa.Table | None:
-        """Register a table of plain rows without looking at them one by one; None if it is no such table."""
-        plain = plain_rows(table)
-        if plain is None or (self._tally.subscription_id_type or plain.ids.type) != plain.ids.type:
-            return None
-        if plain.kind == "topk" and self.window is None:
-            return None
-        with self._writing:
-            self._settle()
-            parts = self._in_pieces(
-                len(plain.ids),
-                COMPILED_PLAIN_ROWS,
-                lambda start, stop, order: compiled_rows(
-                    plain.between(start, stop), self.vocabulary, self.space, order
-                ),
-            )
-            if any(part is None for part in parts):
-                return None
-            ids = plain.ids.to_pylist()
-            return self._tabulated(self._register_columns(ids, parts, {}, plain.ids.type, answer=answer))
-
-    def _register_columns(
-        self,
-        ids: list[Id],
-        parts: list[SubscriptionColumns],
-        polygons: dict[int, Any],
-        id_type: pa.DataType | None,
-        *,
-        answer: bool,
-    ) -> Outcome:
-        with self._guard.change("subscribe"):
-            self._book.compact()
-            columns = stacked(parts)
-            slots = self._book.append(ids, columns, polygons)
-            keeps_results = bool((columns.ks > 0).any())
-            if not keeps_results:
-                self._book.insert(slots)
-            with self._lock:
-                self._tally.subscription_id_type = id_type
-                self._forget([key for key in ids if key in self._book])
-                # What is found in the window says how a subscription is posted.
-                changes = self._feeds.register(slots)
-                if keeps_results:
-                    self._book.insert(slots)
-                self._book.activate(ids, slots)
-                if answer:
-                    changes = all_changes([changes, self._moves.first_answers(slots)])
-                return self._counted(outcome(NO_MATCHES, NO_ARRIVALS, [], changes))
-
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, expires: Any) -> Outcome:
         """Match messages and take them in; `expires` is when each of them does, NO_TIME where it does not say."""
         if self._feeds:
@@ -787,16 +688,13 @@ class Broker:
                 start = stop
             return joined(others), self._feeds.finish()
 
-    def _forget(self, ids: list[Id]) -> None:
-        orders = self._book.remove(ids)
-        self._feeds.forget(orders)
-        if self._fences is not None:
-            self._fences.forget(orders)
-
     def _note_messages(self, ids: list[Id], id_type: pa.DataType) -> None:
         if ids:
             self._intake.id_type = id_type
         self._tally.messages += len(ids)
+
+    def _changed(self, changes: FeedChanges) -> Outcome:
+        return self._counted(outcome(NO_MATCHES, NO_ARRIVALS, [], changes))
 
     def _counted(self, result: Outcome) -> Outcome:
         self._tally.deliveries += result.slots.size
