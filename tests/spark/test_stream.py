@@ -80,6 +80,26 @@ def test_metrics_tell_what_happened(spark, tmp_path):
         assert metrics["sink_seconds"] > 0.05
 
 
+def test_shards_rest_while_nothing_comes(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=11, n_batches=9)
+    for number in (0, 2, 3, 4, 5, 7):
+        scenario.batches[number] = ([], [])
+        for name in ("messages", "changes"):
+            file = tmp_path / "in" / name / f"{number:04d}.parquet"
+            pq.write_table(pq.ParquetFile(file).read().slice(0, 0), file)
+            os.utime(file, (1_000_000 + number, 1_000_000 + number))
+    told, sunk = [], []
+    options = {"on_batch": told.append, "sinks": [lambda frame, batch: sunk.append((batch, frame.count()))]}
+    started(spark, scenario, tmp_path / "state", snapshot_every=5, **options).awaitTermination()
+    expected, ids = scenario.expected()
+    assert delivered(tmp_path / "state") == expected
+    assert sunk == [(batch, len(expected[batch])) for batch in range(9)]
+    # Shards are kept after batches 0 and 5, or 4.
+    assert [metrics["batch"] for metrics in told if not any(metrics["shard_seconds"])] == [2, 3, 7]
+    assert told[-1]["subscriptions"] == len(ids)
+    assert [metrics["subscriptions"] for metrics in told[3:6]] == [told[2]["subscriptions"]] * 3
+
+
 def test_a_line_of_metrics_is_not_glued_to_one_that_was_cut_off(tmp_path):
     folder = Folder(tmp_path)
     folder.append_metrics({"batch": 0})
