@@ -220,7 +220,7 @@ def _checked_changes(changes: pa.Table) -> Checked:
 
 def run_shard(folder: Folder, number: int, batch: int) -> Report:
     """Take a batch into a shard and write what it delivers."""
-    _freeze_once()
+    freeze_once()
     started = time.perf_counter()
     key = (folder.run(), number)
     shard, last = _brought_to(folder, number, batch - 1, _held.pop(key, None))
@@ -392,7 +392,7 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _freeze_once() -> None:
+def freeze_once() -> None:
     """Keep Python from looking through all that was imported after each task; it takes longer than a batch."""
     global _is_frozen
     if not _is_frozen:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from nearcast.model import Fence, Space, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.build import id_type
-from nearcast.spark.shards import Report, is_kept, no_deliveries, run_shard, write_input
-from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize
+from nearcast.spark.shards import Report, freeze_once, is_kept, no_deliveries, run_shard, write_input
+from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize, local_path
 from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
@@ -64,7 +63,7 @@ def stream(
     ----------
     messages : streaming DataFrame
         With the columns of a table of messages, see `Broker.publish_batch`.
-    state : path
+    state : path, or URI of the scheme `file`
         A folder that every worker can reach. If a pipeline was there before, it goes on where it stopped.
     subscriptions : DataFrame, optional
         Those that are there before the first message; read once, when the pipeline is made.
@@ -100,9 +99,7 @@ def stream(
     if snapshot_every < 1:
         raise NearcastError(f"snapshot_every is {snapshot_every}; it must be at least 1")
     checked_choice("partitioner", partitioner, list(PARTITIONERS))
-    if "://" in str(state):
-        raise NearcastError(f"state is {str(state)!r}; it must be a folder that every worker sees among its files")
-    folder = Folder(Path(state).absolute())
+    folder = Folder(local_path("state", state))
     subscribers = {id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
     if len(subscribers) > 1:
         raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
@@ -235,6 +232,7 @@ def _written_input(folder: Folder, batch: int, rows: DataFrame | None) -> dict[s
 
 def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the input of a batch, in the one task that has all its rows."""
+    freeze_once()
     pieces = list(rows)
     table = pa.Table.from_batches(pieces) if pieces else None
     parts = {}
