@@ -273,8 +273,7 @@ def started(spark, scenario, state, **options):
         space=SPACE,
         vocabulary=scenario.vocabulary(),
         window=scenario.window,
-        lifetime=scenario.lifetime,
         fence=scenario.fence,
         trigger={"availableNow": True},
-        **{"shards": 2, "snapshot_every": 3} | options,
+        **{"lifetime": scenario.lifetime, "shards": 2, "snapshot_every": 3} | options,
     )

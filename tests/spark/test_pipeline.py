@@ -109,6 +109,11 @@ def test_sources_elsewhere_are_told_as_they_stand(tmp_path):
     [
         ('state = "state"', "state = 3", "line 2: state is 3; it must be text"),
         ('state = "state"\n', "", "line 1: state is missing in [pipeline]"),
+        (
+            '"state"',
+            '"s3://bucket/state"',
+            "line 2: state is 's3://bucket/state'; it must be a folder that every worker",
+        ),
         ('"available-now"', '"soon"', "line 3: trigger is 'soon'; it must be 'available-now' or like '5 seconds'"),
         (
             '"available-now"',

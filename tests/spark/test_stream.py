@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ import pytest
 
 import nearcast as nc
 from nearcast.spark import stream
-from nearcast.spark.state import Folder
+from nearcast.spark.state import Folder, local_path
 from pipelines import ON_SPARK, SPACE, Scenario, delivered, started
 
 
@@ -80,6 +81,26 @@ def test_metrics_tell_what_happened(spark, tmp_path):
         assert metrics["sink_seconds"] > 0.05
 
 
+def test_shards_rest_while_nothing_comes(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=11, n_batches=9)
+    for number in (0, 2, 3, 4, 5, 7):
+        scenario.batches[number] = ([], [])
+        for name in ("messages", "changes"):
+            file = tmp_path / "in" / name / f"{number:04d}.parquet"
+            pq.write_table(pq.ParquetFile(file).read().slice(0, 0), file)
+            os.utime(file, (1_000_000 + number, 1_000_000 + number))
+    told, sunk = [], []
+    options = {"on_batch": told.append, "sinks": [lambda frame, batch: sunk.append((batch, frame.count()))]}
+    started(spark, scenario, tmp_path / "state", snapshot_every=5, **options).awaitTermination()
+    expected, ids = scenario.expected()
+    assert delivered(tmp_path / "state") == expected
+    assert sunk == [(batch, len(expected[batch])) for batch in range(9)]
+    # Shards are kept after batches 0 and 5, or 4.
+    assert [metrics["batch"] for metrics in told if not any(metrics["shard_seconds"])] == [2, 3, 7]
+    assert told[-1]["subscriptions"] == len(ids)
+    assert [metrics["subscriptions"] for metrics in told[3:6]] == [told[2]["subscriptions"]] * 3
+
+
 def test_a_line_of_metrics_is_not_glued_to_one_that_was_cut_off(tmp_path):
     folder = Folder(tmp_path)
     folder.append_metrics({"batch": 0})
@@ -93,12 +114,13 @@ def test_a_line_of_metrics_is_not_glued_to_one_that_was_cut_off(tmp_path):
 
 def test_a_stopped_stream_goes_on(spark, tmp_path):
     scenario = Scenario(tmp_path / "in", seed=4)
+    state = f"file://{tmp_path}/state"
     later = tmp_path / "later"
     later.mkdir()
     for name in ("messages", "changes"):
         for number in range(4, 8):
             (tmp_path / "in" / name / f"{number:04d}.parquet").rename(later / f"{name}-{number:04d}.parquet")
-    started(spark, scenario, tmp_path / "state").awaitTermination()
+    started(spark, scenario, state).awaitTermination()
     assert max(delivered(tmp_path / "state")) == 3
     for file in later.iterdir():
         name, number = file.stem.split("-")
@@ -229,11 +251,20 @@ def test_what_makes_no_sense_is_refused(spark, tmp_path):
         started(spark, scenario, tmp_path / "other", shards=0)
     with pytest.raises(nc.NearcastError, match="partitioner is 'random'; it must be one of hash, location"):
         started(spark, scenario, tmp_path / "other", partitioner="random")
-    with pytest.raises(nc.NearcastError, match="state is 's3://bucket/state'; it must be a folder that every worker"):
-        started(spark, scenario, "s3://bucket/state")
+    with pytest.raises(nc.NearcastError, match="lifetime is -1; it must be a number of seconds"):
+        started(spark, scenario, tmp_path / "other", lifetime=-1)
     still = spark.read.parquet(str(scenario.folder / "messages"))
     with pytest.raises(nc.NearcastError, match=r"messages is no stream; .* use nearcast.spark.match"):
         stream(still, state=tmp_path / "other")
+
+
+def test_state_lies_among_the_files_of_workers(tmp_path):
+    for value in (tmp_path, str(tmp_path), f"file:{tmp_path}", f"file://{tmp_path}", f"file://localhost{tmp_path}"):
+        assert local_path("state", value) == tmp_path
+    assert local_path("state", "a:b") == Path("a:b").absolute()
+    for value in ("s3://bucket/state", "hdfs:/state", "file://host/state", "abfss://a@b/c"):
+        with pytest.raises(nc.NearcastError, match=rf"state is '{value}'; it must be a folder that every worker sees"):
+            local_path("state", value)
 
 
 def test_a_stream_may_begin_without_subscriptions_and_numbers_are_ids(spark, tmp_path):

@@ -26,7 +26,7 @@ from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.replicas import KEEPING, Replicas
 from nearcast.spark.router import Router
 from nearcast.spark.shards import rejected_table
-from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
+from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, local_path
 from nearcast.storage import replaced_file
 from nearcast.text.vocabulary import Vocabulary
 
@@ -68,7 +68,7 @@ def plan(
     if shards < 1:
         raise NearcastError(f"shards is {shards}; it must be at least 1")
     check_place(on_error, rejected)
-    target = Path(folder or tempfile.gettempdir()).absolute() / f"nearcast-{uuid.uuid4().hex}"
+    target = local_path("folder", folder or tempfile.gettempdir()) / f"nearcast-{uuid.uuid4().hex}"
     if folder is None:
         atexit.register(shutil.rmtree, target, ignore_errors=True)
     space = Geographic() if space is None else space
@@ -183,15 +183,18 @@ def _whole(rows: Iterator[pa.RecordBatch]) -> pa.Table | None:
 
 
 def check_place(on_error: OnError, rejected: str | None) -> None:
-    """Raise unless there is a place for rows that are put aside."""
+    """Raise unless there is a place for rows that are put aside, if they are."""
     if on_error == "skip" and rejected is None:
         raise NearcastError("on_error is 'skip'; rejected must name a folder for the rows that are put aside")
+    if rejected is not None:
+        local_path("rejected", rejected)
 
 
 def write_rejected(path: str, name: str, rejections: list[Rejection]) -> None:
     """Write bad rows to a file of a folder, in place of what it held."""
-    Path(path).mkdir(parents=True, exist_ok=True)
-    with replaced_file(Path(path) / f"{name}.parquet") as unfinished:
+    folder = local_path("rejected", path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replaced_file(folder / f"{name}.parquet") as unfinished:
         pq.write_table(rejected_table(rejections).select(["id", "reason"]), unfinished)
 
 

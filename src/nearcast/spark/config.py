@@ -17,7 +17,7 @@ from nearcast.broker import Broker
 from nearcast.errors import NearcastError
 from nearcast.model import CountWindow, Fence, Geographic, Planar, Space, TimeWindow, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName
-from nearcast.spark.state import BY_HASH
+from nearcast.spark.state import BY_HASH, local_path
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary
 
@@ -123,7 +123,7 @@ class _Reader:
         for sink in sinks:
             self.check_place("sinks", sink, (*FILE_FORMATS, "console", "kafka"))
         return Pipeline(
-            state=self.path.parent / main["state"],
+            state=self.state(main["state"]),
             messages=self.source("messages") or self.missing("messages"),
             subscriptions=self.source("subscriptions"),
             changes=self.source("changes"),
@@ -224,6 +224,12 @@ class _Reader:
                 name,
                 "starting_offsets",
             )
+
+    def state(self, path: str) -> Path:
+        try:
+            return local_path("state", path if ":/" in path else self.path.parent / path)
+        except NearcastError as error:
+            raise self.fail(str(error), "pipeline", "state") from error
 
     def space(self) -> Space:
         values = self.table("space")

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,6 +60,10 @@ class Report(NamedTuple):
     publish_seconds: float
     repeated: int
     worker_bytes: int
+
+    def idle(self) -> Report:
+        """Return the report of a batch in which there is nothing to do."""
+        return self._replace(messages=0, deliveries=0, rejected=0, seconds=0.0, publish_seconds=0.0, repeated=0)
 
 
 def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Table) -> dict[str, Any]:
@@ -216,7 +220,7 @@ def _checked_changes(changes: pa.Table) -> Checked:
 
 def run_shard(folder: Folder, number: int, batch: int) -> Report:
     """Take a batch into a shard and write what it delivers."""
-    _freeze_once()
+    freeze_once()
     started = time.perf_counter()
     key = (folder.run(), number)
     shard, last = _brought_to(folder, number, batch - 1, _held.pop(key, None))
@@ -231,8 +235,7 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
     folder.write_table("deliveries", batch, f"{number:03d}", deliveries)
     if rejected:
         folder.write_table("rejected", batch, f"changes-{number:03d}", rejected_table(rejected))
-    # Shards are kept at different times, so that no batch waits for all of them.
-    if (batch + number) % plan.snapshot_every == 0 or batch == FIRST:
+    if is_kept(plan, batch, [number]):
         replicas = None if plan.partitioner == BY_HASH else shard.replicas.state()
         folder.save_shard(number, batch, shard.broker, replicas)
     _held[key] = shard, batch
@@ -240,6 +243,13 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
     seconds = time.perf_counter() - started
     counts = (len(shard.broker) - len(shard.replicas), given.heard.num_rows, deliveries.num_rows, len(rejected))
     return Report(number, *counts, seconds, publish_seconds, repeated, _peak_bytes())
+
+
+def is_kept(plan: Plan, batch: int, numbers: Iterable[int] | None = None) -> bool:
+    """Whether any shard, or any of some, is kept as it is after a batch."""
+    # At different times, so that no batch waits for all of them.
+    numbers = range(plan.shards) if numbers is None else numbers
+    return batch == FIRST or any((batch + number) % plan.snapshot_every == 0 for number in numbers)
 
 
 def shard_after(folder: Folder, number: int, batch: int) -> Broker:
@@ -366,9 +376,14 @@ def _runs(changes: pa.Table, operations: Sequence[str], holds: Any) -> Iterator[
 
 def _stacked(tables: list[pa.Table], plan: Plan) -> pa.Table:
     """Return deliveries in one table, with the same types in every shard and batch."""
-    subscriptions, messages = (pa.array([], ID_TYPES[name]) for name in (plan.subscription_id, plan.message_id))
-    empty = arrow.deliveries_table(subscriptions, messages, [], None, None, None)
+    empty = no_deliveries(plan)
     return pa.concat_tables([empty, *(table.cast(empty.schema) for table in tables if table.num_rows)])
+
+
+def no_deliveries(plan: Plan) -> pa.Table:
+    """Return a table of deliveries without rows."""
+    subscriptions, messages = (pa.array([], ID_TYPES[name]) for name in (plan.subscription_id, plan.message_id))
+    return arrow.deliveries_table(subscriptions, messages, [], None, None, None)
 
 
 def _peak_bytes() -> int:
@@ -377,7 +392,7 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _freeze_once() -> None:
+def freeze_once() -> None:
     """Keep Python from looking through all that was imported after each task; it takes longer than a batch."""
     global _is_frozen
     if not _is_frozen:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
@@ -67,6 +68,19 @@ class Plan:
     def hears_all(self) -> bool:
         """Whether every shard must hear every message: it is kept for who comes, or comes near, later."""
         return self.partitioner == BY_HASH or self.window is not None or self.lifetime is not None
+
+
+def local_path(name: str, value: str | os.PathLike[str]) -> Path:
+    """Return the path that a path or a URI of the scheme `file` names; raise for any other file system."""
+    text = os.fspath(value)
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
+        return Path(text).absolute()
+    # Three slashes, or one; with two, the first part would be a host. Nothing is decoded, as Spark does not.
+    if found := re.fullmatch(r"file:(?://(?:localhost)?)?(/(?!/).*)", text):
+        return Path(found[1])
+    raise NearcastError(
+        f"{name} is {text!r}; it must be a folder that every worker sees among its files: a path, or file:///..."
+    )
 
 
 class Folder:

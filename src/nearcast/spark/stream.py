@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from nearcast.model import Fence, Space, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.build import id_type
-from nearcast.spark.shards import Report, run_shard, write_input
-from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize
+from nearcast.spark.shards import Report, freeze_once, is_kept, no_deliveries, run_shard, write_input
+from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize, local_path
 from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
@@ -64,7 +63,7 @@ def stream(
     ----------
     messages : streaming DataFrame
         With the columns of a table of messages, see `Broker.publish_batch`.
-    state : path
+    state : path, or URI of the scheme `file`
         A folder that every worker can reach. If a pipeline was there before, it goes on where it stopped.
     subscriptions : DataFrame, optional
         Those that are there before the first message; read once, when the pipeline is made.
@@ -100,9 +99,7 @@ def stream(
     if snapshot_every < 1:
         raise NearcastError(f"snapshot_every is {snapshot_every}; it must be at least 1")
     checked_choice("partitioner", partitioner, list(PARTITIONERS))
-    if "://" in str(state):
-        raise NearcastError(f"state is {str(state)!r}; it must be a folder that every worker sees among its files")
-    folder = Folder(Path(state).absolute())
+    folder = Folder(local_path("state", state))
     subscribers = {id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
     if len(subscribers) > 1:
         raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
@@ -113,12 +110,12 @@ def stream(
     is_new = not (folder.path / "PIPELINE.json").exists()
     seen = sample.limit(SAMPLE_SIZE).toArrow() if sample is not None and is_new and partitioner != BY_HASH else None
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, seen)
-    size = StateSize(folder)
+    batches = _Batches(folder, sinks, on_batch)
     if not folder.is_done(FIRST):
         first = None if subscriptions is None else _rows(None, subscriptions)
-        _process(folder, size, shards, (), on_batch, first, FIRST, spark=messages.sparkSession)
+        batches.process(first, FIRST, messages.sparkSession)
     rows = _rows(messages, changes)
-    writer = rows.writeStream.foreachBatch(partial(_process, folder, size, shards, sinks, on_batch))
+    writer = rows.writeStream.foreachBatch(batches.process)
     # Named in full: on a cluster, plain paths may mean another file system.
     writer = writer.option("checkpointLocation", f"file://{folder.path}/checkpoint")
     return (writer.trigger(**trigger) if trigger else writer).start()
@@ -147,65 +144,71 @@ def _place(frame: DataFrame) -> Column:
     )
 
 
-def _process(
-    folder: Folder,
-    size: StateSize,
-    shards: int,
-    sinks: Iterable[Sink],
-    on_batch: Callable[[Mapping[str, Any]], None] | None,
-    rows: DataFrame | None,
-    batch: int,
-    *,
-    spark: SparkSession | None = None,
-) -> None:
-    """Do one batch: keep its input, then let every shard take it in; a batch that is repeated does the same again."""
-    started = time.perf_counter()
-    if rows is not None:
-        # Spark Connect runs this at its server, where the session is another one.
-        spark = rows.sparkSession
-    assert spark is not None
-    counts = folder.counts_of_sound_input(batch)
-    if counts is None:
-        counts = _written_input(folder, batch, rows)
-    written = time.perf_counter()
-    tasks = spark.range(0, shards, 1, min(shards, _parallelism(spark, shards))).mapInArrow(
-        partial(_run_shards, folder, batch), REPORT
-    )
-    reports = sorted(Report(*row) for row in tasks.collect())
-    matched = time.perf_counter()
-    for sink in sinks:
-        sink(spark.read.parquet(f"file://{folder.path}/deliveries/batch={batch}"), batch)
-    sunk = time.perf_counter()
-    folder.collect_garbage(batch - 1)
-    state_bytes = size.bytes()
-    now, finished = datetime.now(UTC), time.perf_counter()
-    newest, busy = counts.get("newest"), [report.seconds for report in reports]
-    metrics = {
-        "batch": batch,
-        "time": now.isoformat(timespec="milliseconds"),
-        "messages": counts["messages"],
-        "changes": counts["changes"],
-        "rejected": counts["rejected"] + sum(report.rejected for report in reports),
-        "deliveries": sum(report.deliveries for report in reports),
-        "subscriptions": sum(report.subscriptions for report in reports),
-        "lag_seconds": None if newest is None else now.timestamp() - newest,
-        "seconds": finished - started,
-        "input_seconds": written - started,
-        "match_seconds": matched - written,
-        "sink_seconds": sunk - matched,
-        "cleanup_seconds": finished - sunk,
-        "shard_seconds": busy,
-        "shard_publish_seconds": [report.publish_seconds for report in reports],
-        "shard_subscriptions": [report.subscriptions for report in reports],
-        "shard_deliveries": [report.deliveries for report in reports],
-        "balance": max(busy) * len(busy) / sum(busy),
-        "repeated_batches": sum(report.repeated for report in reports),
-        "state_bytes": state_bytes,
-        "worker_bytes": max(report.worker_bytes for report in reports),
-    }
-    folder.append_metrics(metrics)
-    if on_batch is not None:
-        on_batch(metrics)
+class _Batches:
+    """Does one batch after the other; a batch that Spark repeats does the same again."""
+
+    def __init__(self, folder: Folder, sinks: Iterable[Sink], on_batch: Callable[[Mapping[str, Any]], None] | None):
+        self._folder, self._plan, self._sinks, self._on_batch = folder, folder.plan(), sinks, on_batch
+        self._size = StateSize(folder)
+        # Of the batch before, if this process has done it.
+        self._reports: list[Report] = []
+
+    def process(self, rows: DataFrame | None, batch: int, spark: SparkSession | None = None) -> None:
+        """Do one batch: keep its input, then let every shard take it in."""
+        started = time.perf_counter()
+        folder, shards = self._folder, self._plan.shards
+        if rows is not None:
+            # Spark Connect runs this at its server, where the session is another one.
+            spark = rows.sparkSession
+        assert spark is not None
+        counts = folder.counts_of_sound_input(batch)
+        if counts is None:
+            counts = _written_input(folder, batch, rows)
+        written = time.perf_counter()
+        if self._reports and not counts["messages"] and not counts["changes"] and not is_kept(self._plan, batch):
+            # Nothing comes, so nothing changes: shards live by the time of their rows, not by a clock.
+            reports = [report.idle() for report in self._reports]
+            folder.write_table("deliveries", batch, "none", no_deliveries(self._plan))
+        else:
+            tasks = spark.range(0, shards, 1, min(shards, _parallelism(spark, shards))).mapInArrow(
+                partial(_run_shards, folder, batch), REPORT
+            )
+            reports = sorted(Report(*row) for row in tasks.collect())
+        self._reports = reports
+        matched = time.perf_counter()
+        for sink in self._sinks if batch != FIRST else ():
+            sink(spark.read.parquet(f"file://{folder.path}/deliveries/batch={batch}"), batch)
+        sunk = time.perf_counter()
+        folder.collect_garbage(batch - 1)
+        state_bytes = self._size.bytes()
+        now, finished = datetime.now(UTC), time.perf_counter()
+        newest, busy = counts.get("newest"), [report.seconds for report in reports]
+        metrics = {
+            "batch": batch,
+            "time": now.isoformat(timespec="milliseconds"),
+            "messages": counts["messages"],
+            "changes": counts["changes"],
+            "rejected": counts["rejected"] + sum(report.rejected for report in reports),
+            "deliveries": sum(report.deliveries for report in reports),
+            "subscriptions": sum(report.subscriptions for report in reports),
+            "lag_seconds": None if newest is None else now.timestamp() - newest,
+            "seconds": finished - started,
+            "input_seconds": written - started,
+            "match_seconds": matched - written,
+            "sink_seconds": sunk - matched,
+            "cleanup_seconds": finished - sunk,
+            "shard_seconds": busy,
+            "shard_publish_seconds": [report.publish_seconds for report in reports],
+            "shard_subscriptions": [report.subscriptions for report in reports],
+            "shard_deliveries": [report.deliveries for report in reports],
+            "balance": max(busy) * len(busy) / sum(busy) if any(busy) else 1.0,
+            "repeated_batches": sum(report.repeated for report in reports),
+            "state_bytes": state_bytes,
+            "worker_bytes": max(report.worker_bytes for report in reports),
+        }
+        folder.append_metrics(metrics)
+        if self._on_batch is not None:
+            self._on_batch(metrics)
 
 
 def _parallelism(spark: SparkSession, default: int) -> int:
@@ -229,6 +232,7 @@ def _written_input(folder: Folder, batch: int, rows: DataFrame | None) -> dict[s
 
 def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the input of a batch, in the one task that has all its rows."""
+    freeze_once()
     pieces = list(rows)
     table = pa.Table.from_batches(pieces) if pieces else None
     parts = {}
