@@ -316,8 +316,10 @@ class Broker:
         >>> broker = Broker(space=Planar(0, 0, 10, 10), lifetime=60)
         >>> broker.subscribe(Boolean("ana", "coffee", within=Circle(1, 1, 2)))
         []
-        >>> broker.publish(Message("m1", 2, 1, "coffee", ts=0)) + broker.publish(Message("m2", 5, 1, "coffee", ts=9))
-        [Delivery(subscription='ana', message='m1', change=1, score=None, distance=1.0)]
+        >>> for message in (Message("m1", 2, 1, "coffee", ts=0), Message("m2", 5, 1, "coffee", ts=9)):
+        ...     print([delivery.message for delivery in broker.publish(message)])
+        ['m1']
+        []
         >>> for delivery in broker.move("ana", (6, 1)):
         ...     print(delivery.message, delivery.change)
         m1 -1

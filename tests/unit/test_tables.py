@@ -41,7 +41,7 @@ def test_a_table_of_boxes_is_read_at_once_as_it_is_row_by_row(data, space):
     assert at_once.publish_batch(messages) == one_by_one.publish_batch(messages)
     assert at_once.ids() == one_by_one.ids()
     is_plain = not rejected.num_rows and all(words for words, _ in rows)
-    assert (at_once._subscribed_rows(table) is not None) == is_plain
+    assert (at_once._registration.add_table(table, answer=False) is not None) == is_plain
 
 
 def test_columns_of_messages_may_have_other_names_and_types():
