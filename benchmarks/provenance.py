@@ -29,7 +29,8 @@ def provenance(options: Any = None) -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version()} | versions(),
         "data_not_here": [name for name in DATA_SETS if not (DATA / f"{name}.parquet").exists()],
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        # Where a page goes says nothing about the figures on it.
+        "options": {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
         if options
         else {},
     }

@@ -400,9 +400,9 @@ def _scored_part(
     paired = paired_ranks(s, slots, shares, is_geographic, space.max_dist, space_box)
     terms = (s, slots, paired, weights, space.max_dist)
     n = scored_postings(*terms, _room_for_scored(0))
-    first, second, lines, posting_slots, scored = columns = _room_for_scored(n)
+    first, second, lines, posting_slots, scored = _room_for_scored(n)
     if n:
-        scored_postings(*terms, columns)
+        scored_postings(*terms, (first, second, lines, posting_slots, scored))
     # Balls that reach about as far and lie near each other are neighbours.
     radii = np.clip(lines[:, 0] + USUAL_UNIT * lines[:, 1], 0, space.max_dist)
     order = _sorted_order(first, second, _curve(np.stack([scored["x"], scored["y"]], axis=1), radii, space_box))

@@ -177,7 +177,9 @@ class Buffers:
         is_small = needed > rows["capacity"]
         if not is_small.any():
             return
-        capacities = np.maximum(needed[is_small] + needed[is_small] // 2, MIN_ROOM).astype(np.int64)
+        # A first answer has more entries than stay: many of them dominate others.
+        is_first = rows["size"][is_small] == 0
+        capacities = np.maximum(needed[is_small] + ~is_first * (needed[is_small] // 2), MIN_ROOM).astype(np.int64)
         if self._entries.size > 2 * (int(self.table["size"].sum()) + int(capacities.sum())) + MIN_IDLE:
             self._pack(feeds, n_new)
             return
