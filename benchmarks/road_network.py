@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from nearcast.jit import kernel
+from nearcast.kernels.heaps import popped, pushed
 from workloads import DATA
 
 N_DESTINATIONS = 100
@@ -78,47 +79,25 @@ def ways_to(offsets: Any, targets: Any, lengths: Any, goal: int) -> Any:
     result = np.full(n, -1, np.int32)
     far = np.full(n, np.inf)
     far[goal] = 0.0
-    heap_keys = np.empty(targets.size + 1, np.float64)
-    heap_nodes = np.empty(targets.size + 1, np.int64)
-    heap_keys[0] = 0.0
-    heap_nodes[0] = goal
-    size = 1
+    # The heap has its largest key first, so distances are below zero.
+    keys = np.empty(targets.size + 1, np.float64)
+    nodes = np.empty(targets.size + 1, np.int64)
+    size = pushed(keys, nodes, 0, 0.0, goal)
     while size > 0:
-        key = heap_keys[0]
-        node = heap_nodes[0]
-        size -= 1
-        moved = heap_keys[size]
-        moved_node = heap_nodes[size]
-        place = 0
-        while 2 * place + 1 < size:
-            child = 2 * place + 1
-            if child + 1 < size and heap_keys[child + 1] < heap_keys[child]:
-                child += 1
-            if heap_keys[child] >= moved:
-                break
-            heap_keys[place] = heap_keys[child]
-            heap_nodes[place] = heap_nodes[child]
-            place = child
-        heap_keys[place] = moved
-        heap_nodes[place] = moved_node
-        if key > far[node]:
+        away = -keys[0]
+        node = nodes[0]
+        size = popped(keys, nodes, size)
+        if away > far[node]:
             continue
         for edge in range(offsets[node], offsets[node + 1]):
             other = targets[edge]
-            if key + lengths[edge] >= far[other]:
+            if away + lengths[edge] >= far[other]:
                 continue
-            far[other] = key + lengths[edge]
+            far[other] = away + lengths[edge]
             for back in range(offsets[other], offsets[other + 1]):
                 if targets[back] == node and lengths[back] == lengths[edge]:
                     result[other] = back
-            place = size
-            size += 1
-            while place > 0 and heap_keys[(place - 1) // 2] > far[other]:
-                heap_keys[place] = heap_keys[(place - 1) // 2]
-                heap_nodes[place] = heap_nodes[(place - 1) // 2]
-                place = (place - 1) // 2
-            heap_keys[place] = far[other]
-            heap_nodes[place] = other
+            size = pushed(keys, nodes, size, -far[other], other)
     return result
 
 

@@ -293,14 +293,26 @@ def _groups_and_runs(first: Any, second: Any) -> tuple[_Spans, _Spans, Any]:
     return groups, runs, np.searchsorted(groups.starts, runs.starts, side="right") - 1
 
 
-def _runs(spans: _Spans, second: Any, is_kept: Any) -> Any:
-    """Return some spans as RUN."""
+def _grouped(first: Any, second: Any, spans: tuple[_Spans, _Spans, Any], kinds: Any, expected_read: float) -> _Layout:
+    """Return sorted postings as groups of these kinds, and the runs of those that are no leaves; none has a tile."""
+    groups, runs, group_of_run = spans
+    is_split = kinds != LEAF_NODE
+    is_kept = is_split[group_of_run]
+    n_runs = np.bincount(group_of_run[is_kept], minlength=groups.starts.size)
+    run_of_group = np.concatenate([[0], np.cumsum(n_runs)])
     rows = np.zeros(int(is_kept.sum()), RUN)
     rows["word"], rows["start"], rows["stop"] = (
-        part[is_kept] for part in (second[spans.starts], spans.starts, spans.ends)
+        part[is_kept] for part in (second[runs.starts], runs.starts, runs.ends)
     )
     rows["tile"] = -1
-    return rows
+    return _Layout(
+        keys=first[groups.starts],
+        kinds=kinds,
+        starts=np.where(is_split, run_of_group[:-1], groups.starts),
+        stops=np.where(is_split, run_of_group[1:], groups.ends),
+        runs=rows,
+        expected_read=expected_read,
+    )
 
 
 class _Costs(NamedTuple):
@@ -359,26 +371,17 @@ def _layout(first: Any, second: Any, statistics: Statistics, hit_shares: Any) ->
     costs = _costs(first, second, statistics, hit_shares)
     groups, runs = costs.groups, costs.runs
     is_split = np.minimum(costs.by_word, costs.by_space) < costs.as_leaf
+    kinds = np.where(is_split, np.where(costs.by_space < costs.by_word, SPACE_NODE, KEYWORD_NODE), LEAF_NODE)
+    read = np.where(is_split, costs.read_by_word, groups.sizes) * statistics.shares(first[groups.starts])
+    layout = _grouped(first, second, (groups, runs, costs.group_of_run), kinds, float(read.sum()))
     is_kept = is_split[costs.group_of_run]
-    n_runs = np.bincount(costs.group_of_run[is_kept], minlength=groups.starts.size)
-    run_of_group = np.concatenate([[0], np.cumsum(n_runs)])
-    rows = _runs(runs, second, is_kept)
     tiled = np.flatnonzero(costs.is_tiled[is_kept])
-    rows["tile"][tiled] = np.arange(tiled.size)
+    layout.runs["tile"][tiled] = np.arange(tiled.size)
     n_words = words_of(runs.sizes[is_kept][tiled])
     tile_ends = np.cumsum(2 * N_SLABS * (sums_of(n_words) + n_words))
     tiles = np.zeros(tiled.size, TILE)
     tiles["bits"][1:] = tile_ends[:-1]
     bits = np.zeros(tile_ends[-1] if tiled.size else 0, np.uint64)
-    read = np.where(is_split, costs.read_by_word, groups.sizes)
-    layout = _Layout(
-        keys=first[groups.starts],
-        kinds=np.where(is_split, np.where(costs.by_space < costs.by_word, SPACE_NODE, KEYWORD_NODE), LEAF_NODE),
-        starts=np.where(is_split, run_of_group[:-1], groups.starts),
-        stops=np.where(is_split, run_of_group[1:], groups.ends),
-        runs=rows,
-        expected_read=float((read * statistics.shares(first[groups.starts])).sum()),
-    )
     return layout, tiles, bits
 
 
@@ -419,20 +422,11 @@ def _room_for_scored(n: int) -> tuple[Any, ...]:
 
 def _scored_layout(first: Any, second: Any, statistics: Statistics) -> _Layout:
     """Return the groups of sorted scored postings; those that have second words are split by them."""
-    groups, runs, group_of_run = _groups_and_runs(first, second)
+    groups, runs, group_of_run = spans = _groups_and_runs(first, second)
     n_runs = np.bincount(group_of_run, minlength=groups.starts.size)
     is_split = (n_runs > 1) | (second[groups.starts] != NO_WORD)
-    is_kept = is_split[group_of_run]
-    run_of_group = np.concatenate([[0], np.cumsum(n_runs * is_split)])
     read = runs.sizes * statistics.shares(second[runs.starts]) * statistics.shares(first[runs.starts])
-    return _Layout(
-        keys=first[groups.starts],
-        kinds=np.where(is_split, KEYWORD_NODE, LEAF_NODE),
-        starts=np.where(is_split, run_of_group[:-1], groups.starts),
-        stops=np.where(is_split, run_of_group[1:], groups.ends),
-        runs=_runs(runs, second, is_kept),
-        expected_read=float(read.sum()),
-    )
+    return _grouped(first, second, spans, np.where(is_split, KEYWORD_NODE, LEAF_NODE), float(read.sum()))
 
 
 # --- in words
