@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nearcast.columns import X, Y
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD, X, Y
 from nearcast.jit import kernel
 from nearcast.kernels.active_segment import (
     BLOCK,
@@ -27,6 +27,7 @@ from nearcast.kernels.active_segment import (
 )
 from nearcast.kernels.message_segment import ONE, bit_of
 from nearcast.kernels.verify import is_subset
+from nearcast.scoring.spatial import reach
 from nearcast.scoring.textual import n_shared
 from nearcast.space.regions import ANYWHERE, CIRCLE, POLYGON, might_be_in_region
 from nearcast.text.scan import grown
@@ -195,16 +196,13 @@ def similar_candidates(
     s: Any,
     slots: Any,
     old_numbers: Any,
-    reaches: Any,
     has_old: bool,
     now: int,
     is_geographic: bool,
+    max_dist: float,
     short: int,
 ) -> Any:
-    """Return slots and positions that similarity subscriptions may have at one of two places.
-
-    reaches   by slot: how far a message may be, infinite if anywhere; minus that, or -inf, if it must share a word
-    """
+    """Return slots and positions that similarity subscriptions may have at one of two places."""
     # Arrays are taken out of their tuples once: to do so in a loop would count references each time.
     xs = segment.x
     ys = segment.y
@@ -225,10 +223,12 @@ def similar_candidates(
     out_positions = np.empty(1024, np.int64)
     n_out = 0
     for slot in slots:
-        reach = abs(reaches[slot])
-        needs_word = reaches[slot] < 0
-        shape = ANYWHERE if reach == np.inf else CIRCLE
-        circle[2] = reach
+        # As far as if all words were the same; without a shared one it may be too far even at the same place.
+        text_weight = new_numbers[slot, BLEND_WEIGHT]
+        threshold = new_numbers[slot, THRESHOLD]
+        circle[2] = reach(text_weight, threshold, 1.0, max_dist)
+        needs_word = reach(text_weight, threshold, 0.0, max_dist) < 0.0
+        shape = ANYWHERE if circle[2] == np.inf else CIRCLE
         n_boxes = 0
         if has_old:
             circle[0] = old_numbers[slot, X]

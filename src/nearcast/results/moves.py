@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, SubscriptionColumns
+from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.book import Book
 from nearcast.index.compile import taken
 from nearcast.index.growable import objects, taken_rows
@@ -28,8 +28,6 @@ from nearcast.space.regions import CIRCLE, POLYGON, is_in_polygon
 SHORT_LIST = 64
 # So many subscriptions are a task of one thread.
 SLOTS_OF_A_TASK = 4096
-# Computed scores and distances are right to far less than this.
-SLACK = 1e-9
 
 
 class Region(NamedTuple):
@@ -154,13 +152,12 @@ class Moves:
     def _similar(self, held: Held, moved: SubscriptionColumns, before: Region | None, after: Region, rows: Any) -> Part:
         old = before or after
         has_old = before is not None
-        reaches = self._reaches(moved.numbers)
+        limits = (self._is_geographic, self._book.space.max_dist)
         places, positions = similar_candidates(
-            held.segment, moved, rows, old.numbers, reaches, has_old, self._now, self._is_geographic, SHORT_LIST
+            held.segment, moved, rows, old.numbers, has_old, self._now, *limits, SHORT_LIST
         )
         found, message_rows = np.unique(positions, return_inverse=True)
         messages = self._messages(held, found)
-        limits = (self._is_geographic, self._book.space.max_dist)
         is_now, new_scores, new_distances = verdicts(moved, messages, places, message_rows, *limits)
         was, old_scores, old_distances = np.zeros(places.size, bool), new_scores, new_distances
         if has_old:
@@ -178,18 +175,6 @@ class Moves:
             held.ids[positions],
         )
         return Part(changes, held, positions)
-
-    def _reaches(self, numbers: Any) -> Any:
-        """Return how far a message may be, minus that if it must share a word; infinite where it may be anywhere."""
-        text_weights, thresholds = numbers[:, BLEND_WEIGHT], numbers[:, THRESHOLD]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            # Even if all words are the same, the places must be so similar.
-            least = (thresholds - text_weights) / (1 - text_weights) - SLACK
-        reach = np.where(
-            (text_weights < 1) & (least > 0), (1 - least) * self._book.space.max_dist * (1 + SLACK), np.inf
-        )
-        needs_word = thresholds > 1 - text_weights + SLACK
-        return np.where(needs_word, -np.maximum(reach, SLACK), reach)
 
     def _messages(self, held: Held, positions: Any) -> MessageColumns:
         """Return messages of a segment as columns, as far as similarities need them."""
