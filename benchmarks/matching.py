@@ -36,7 +36,7 @@ def found_and_verified(
         for pairs in index.candidates(some):
             block = matches(pairs, subscriptions, {}, some, SPACE)
             blocks.append(block._replace(rows=block.rows + start) if start else block)
-            if not hasattr(index, "n_verified"):
+            if pairs.is_sure is not None and not hasattr(index, "n_verified"):
                 n_verified += int(np.count_nonzero(~pairs.is_sure))
     return joined(blocks), n_verified + getattr(index, "n_verified", 0)
 

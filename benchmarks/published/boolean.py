@@ -187,7 +187,8 @@ class BooleanIndex(PublishedIndex):
         )
         self.n_read += n_read
         found = self._buffer[:n_found].copy()
-        return Pairs(found >> 32, (found & 0xFFFFFFFF) >> 1, (found & 1) == 0)
+        is_sure = (found & 1) == 0
+        return Pairs(found >> 32, (found & 0xFFFFFFFF) >> 1, None if is_sure.all() else is_sure)
 
     def _clear(self) -> None:
         super()._clear()

@@ -58,7 +58,7 @@ from nearcast.results.feeds import NO_CHANGES, FeedChanges, Feeds
 from nearcast.results.fences import Fences
 from nearcast.results.keeping import KEEPINGS, KeepingName
 from nearcast.results.moves import Moves
-from nearcast.results.outcome import Outcome, deliveries, outcome
+from nearcast.results.outcome import Outcome, deliveries, outcome, reached
 from nearcast.results.places import Positions, position, positions
 from nearcast.results.standings import Entry
 from nearcast.storage import CHECKS, Check, State, read_state, write_state
@@ -411,8 +411,12 @@ class Broker:
         with self._lock:
             self._intake.check(message)
             messages = self._intake.column_of(message, self._tally.messages)
-            expires = np.array([_moment("expires", message.expires)])
-            return self._listed(self._publish(messages, [message.id], id_type(message.id), expires))
+            expires = _moment("expires", message.expires)
+            found, changes = self._taken_in(messages, [message.id], id_type(message.id), expires)
+            if changes.size:
+                return self._listed(self._counted(outcome(found, messages.arrivals, [message.id], changes)))
+            self._tally.deliveries += found.slots.size
+            return reached(found, message.id, self._book.ids)
 
     @overload
     def publish_batch(
@@ -651,6 +655,12 @@ class Broker:
     # --- inside
 
     def _publish(self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, expires: Any) -> Outcome:
+        found, changes = self._taken_in(messages, ids, id_type, expires)
+        return self._counted(outcome(found, messages.arrivals, ids, changes))
+
+    def _taken_in(
+        self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, expires: Any
+    ) -> tuple[Matches, FeedChanges]:
         """Match messages and take them in; `expires` is when each of them does, NO_TIME where it does not say."""
         if self._feeds:
             others, changes = self._published_in_pieces(messages, ids, id_type)
@@ -666,7 +676,7 @@ class Broker:
         if self._active is not None:
             with self._guard.change("publish"):
                 self._active.append(messages, ids, self._intake.ends(messages.times, expires))
-        return self._counted(outcome(others, messages.arrivals, ids, changes))
+        return others, changes
 
     def _published_in_pieces(
         self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType

@@ -208,7 +208,8 @@ class AdaptiveIndex:
                 self._space.max_dist,
             )
             self.n_read += n_read
-            pairs = Pairs(*unpacked(scratch.found[:n_found]))
+            rows, slots, is_sure, n_open = unpacked(scratch.found[:n_found])
+            pairs = Pairs(rows, slots, is_sure if n_open else None)
             if part.segment.scored.size:
                 pairs = pairs._replace(numbers=scratch.numbers[:n_found].copy())
             blocks.append(pairs)

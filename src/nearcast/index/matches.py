@@ -47,7 +47,7 @@ def matches(
     space: Space,
 ) -> Matches:
     """Return the pairs that match; `polygons` holds the geometry of each slot that has one."""
-    if pairs.is_sure.all():
+    if pairs.is_sure is None:
         numbers = pairs.numbers.T if len(pairs.numbers) else (None, None)
         return Matches(pairs.rows, pairs.slots, *numbers)
     slots, rows, scores, distances = verified(

@@ -21,7 +21,7 @@ class Pairs(NamedTuple):
 
     rows: Any
     slots: Any
-    is_sure: Any
+    is_sure: Any  # bool, or None if all are
     numbers: Any = NO_NUMBERS  # float64 (n, 2), or (0, 2) if none of them is sure and scored
 
 

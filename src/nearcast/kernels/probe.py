@@ -465,12 +465,14 @@ def probe(
 
 @kernel
 def unpacked(found: Any) -> Any:
-    """Return the rows of candidates, their slots, and whether they are sure."""
+    """Return the rows of candidates, their slots, whether they are sure, and how many are not."""
     rows = np.empty(found.size, np.int64)
     slots = np.empty(found.size, np.int64)
     is_sure = np.empty(found.size, np.bool_)
+    n_open = 0
     for i in range(found.size):
         rows[i] = found[i] >> 32
         slots[i] = (found[i] >> 1) & 0x7FFFFFFF
         is_sure[i] = found[i] & 1 == 0
-    return rows, slots, is_sure
+        n_open += found[i] & 1
+    return rows, slots, is_sure, n_open

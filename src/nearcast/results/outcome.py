@@ -41,8 +41,7 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: FeedChang
     if not changes.size:
         if not found.rows.size:
             return NOTHING
-        if not is_in_order(found.rows, found.slots):
-            found = found.chosen(np.lexsort((found.slots, found.rows)))
+        found = ordered(found)
         signs = np.ones(found.rows.size, np.int8)
         return Outcome(found.slots, id_values(ids)[found.rows], signs, found.scores, found.distances)
     n_found = found.rows.size
@@ -58,6 +57,13 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: FeedChang
     return Outcome(slots[order], *(np.concatenate(pair)[order] for pair in pairs))
 
 
+def ordered(found: Matches) -> Matches:
+    """Return matches by row, then by slot."""
+    if is_in_order(found.rows, found.slots):
+        return found
+    return found.chosen(np.lexsort((found.slots, found.rows)))
+
+
 @kernel
 def is_in_order(rows: Any, slots: Any) -> bool:
     """Whether matches are ordered by row, then by slot."""
@@ -67,9 +73,18 @@ def is_in_order(rows: Any, slots: Any) -> bool:
     return True
 
 
+def reached(found: Matches, message_id: Id, subscription_ids: Any) -> list[Delivery]:
+    """Return the matches of a message alone; `subscription_ids` are by slot."""
+    if not found.slots.size:
+        return []
+    found = ordered(found)
+    ids = subscription_ids[found.slots].tolist()
+    return _listed(ids, repeat(message_id), repeat(1), _known(found.scores), _known(found.distances), repeat(None))
+
+
 def deliveries(outcome: Outcome, subscription_ids: Any) -> list[Delivery]:
     """Return an outcome as a list; `subscription_ids` are those of its slots."""
-    columns = (
+    return _listed(
         subscription_ids.tolist(),
         outcome.message_ids.tolist(),
         outcome.changes.tolist(),
@@ -77,6 +92,9 @@ def deliveries(outcome: Outcome, subscription_ids: Any) -> list[Delivery]:
         _known(outcome.distances),
         repeat(None) if outcome.ranks is None else [rank or None for rank in outcome.ranks.tolist()],
     )
+
+
+def _listed(*columns: Iterable[Any]) -> list[Delivery]:
     # As Delivery(*row) for each row, in half of the time: a message may have hundreds.
     return list(map(tuple.__new__, repeat(Delivery), zip(*columns, strict=False)))
 
