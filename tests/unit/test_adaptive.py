@@ -4,11 +4,12 @@ import random
 
 import numba
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import nearcast as nc
 from nearcast.jit import lowest_bit
-from nearcast.kernels.postings import GRID, slab_of
+from nearcast.kernels.postings import GRID, MAX_COARSE_WORDS, slab_of
 from nearcast.kernels.probe import sort_candidates, sort_with_numbers
 
 WORDS = [f"w{i}" for i in range(60)]
@@ -68,6 +69,25 @@ def test_thousands_of_subscriptions_get_what_the_exhaustive_index_gives(is_geogr
         assert adaptive[2].num_rows > 50
     assert " 0 split by a second word, 0 split by space" not in brokers[0].describe()
     assert brokers[0].stats().candidates < brokers[1].stats().candidates / 20
+
+
+def test_a_run_that_is_cut_finer_finds_every_box_and_border():
+    draw = np.random.default_rng(3)
+    n = 64 * MAX_COARSE_WORDS + 1000
+    corners = draw.integers(0, 1024, (n, 2)) / 1024
+    boxes = np.column_stack([corners, corners + draw.choice([0, 1, 7, 300], (n, 2)) / 1024])
+    broker = nc.Broker(space=nc.Planar(0, 0, 2, 2))
+    columns = dict(zip(("min_x", "min_y", "max_x", "max_y"), boxes.T, strict=True))
+    broker.subscribe(pa.table({"id": np.arange(n), "kind": ["boolean"] * n, "expression": ["tea"] * n, **columns}))
+    # Corners of boxes, and points anywhere.
+    points = np.concatenate([boxes[:20, :2], boxes[:20, 2:], draw.random((20, 2))])
+    batch = [nc.Message(i, x, y, "tea") for i, (x, y) in enumerate(points.tolist())]
+    found = broker.publish_batch(batch)
+    is_inside = ((boxes[:, None, :2] <= points) & (points <= boxes[:, None, 2:])).all(axis=2)
+    slots, rows = np.nonzero(is_inside)
+    expected = sorted(zip(rows.tolist(), slots.tolist(), strict=True))
+    assert list(zip(found["message"].to_pylist(), found["subscription"].to_pylist(), strict=True)) == expected
+    assert "1 split by space" in broker.describe()
 
 
 def test_a_segment_may_hold_only_subscriptions_that_nothing_can_match():

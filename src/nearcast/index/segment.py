@@ -14,10 +14,10 @@ by space is a single run of NO_WORD; the second words are looked at when its pos
 groups of their own, split by second words where they have them; their balls are compared in blocks, most of which are
 passed over as a whole.
 
-For boolean postings, space is split by bits rather than by cells: the box around a run is cut into N_SLABS slabs on
-each axis, and each slab has a bit for each posting of the run that meets it. The slabs of a point, joined by AND, are
-the postings whose boxes hold it but for the width of a slab. Nothing is replicated, and postings lie in Z order, so the
-bits that are set lie together.
+For boolean postings, space is split by bits rather than by cells: the box around a run is cut into slabs on each
+axis, more of them if it is large, and each slab has a bit for each posting of the run that meets it. The slabs of a
+point, joined by AND, are the postings whose boxes hold it but for the width of a slab. Nothing is replicated, and
+postings lie in Z order, so the bits that are set lie together.
 
 No match is lost: a message that matches a clause has all its words, so it has the first and the second; its point
 lies in a box of the cover. A message that reaches a threshold or a floor lies in the ball of the first word that it
@@ -46,6 +46,7 @@ from nearcast.kernels.postings import (
     filled,
     group_table,
     set_bits,
+    slabs_of,
     sums_of,
     words_of,
 )
@@ -378,7 +379,7 @@ def _layout(first: Any, second: Any, statistics: Statistics, hit_shares: Any) ->
     tiled = np.flatnonzero(costs.is_tiled[is_kept])
     layout.runs["tile"][tiled] = np.arange(tiled.size)
     n_words = words_of(runs.sizes[is_kept][tiled])
-    tile_ends = np.cumsum(2 * N_SLABS * (sums_of(n_words) + n_words))
+    tile_ends = np.cumsum(2 * slabs_of(n_words) * (sums_of(n_words) + n_words))
     tiles = np.zeros(tiled.size, TILE)
     tiles["bits"][1:] = tile_ends[:-1]
     bits = np.zeros(tile_ends[-1] if tiled.size else 0, np.uint64)

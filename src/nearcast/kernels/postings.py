@@ -20,7 +20,10 @@ STAR = -1
 # The groups of scored postings are in the same table, under keys from here on.
 FIRST_SCORED_KEY = 1 << 30
 EMPTY, LEAF_NODE, KEYWORD_NODE, SPACE_NODE = 0, 1, 2, 3
+# Runs of more than so many words of 64 bits are cut finer: few subscriptions are there, but most matches.
 N_SLABS = 64
+N_FINE_SLABS = 256
+MAX_COARSE_WORDS = 256
 MAX_PLAIN_WORDS = 16
 # Boxes are rounded outward to a grid of so many steps across the space.
 GRID = 1 << 16
@@ -160,6 +163,12 @@ def sums_of(n_words: Any) -> Any:
 
 
 @kernel
+def slabs_of(n_words: Any) -> Any:
+    """Return into how many slabs on each axis a run of so many words is cut."""
+    return N_SLABS + (N_FINE_SLABS - N_SLABS) * (n_words > MAX_COARSE_WORDS)
+
+
+@kernel
 def set_bits(runs: Any, tiles: Any, bits: Any, boxes: Any) -> None:
     """Fill the boxes and bits of all runs that are split by space; `boxes` are those of the postings."""
     for run in runs:
@@ -170,6 +179,7 @@ def set_bits(runs: Any, tiles: Any, bits: Any, boxes: Any) -> None:
         stop = np.int64(run["stop"])
         n_words = words_of(stop - start)
         n_sums = sums_of(n_words)
+        n_slabs = slabs_of(n_words)
         for axis in range(2):
             low = boxes[start:stop, axis].min()
             high = boxes[start:stop, axis + 2].max()
@@ -179,10 +189,10 @@ def set_bits(runs: Any, tiles: Any, bits: Any, boxes: Any) -> None:
             else:
                 tile["south"] = low
                 tile["north"] = high
-            base = tile["bits"] + axis * N_SLABS * (n_sums + n_words)
+            base = tile["bits"] + axis * n_slabs * (n_sums + n_words)
             for i in range(start, stop):
-                first_slab = slab_of(boxes[i, axis], low, high, N_SLABS)
-                last_slab = slab_of(boxes[i, axis + 2], low, high, N_SLABS)
+                first_slab = slab_of(boxes[i, axis], low, high, n_slabs)
+                last_slab = slab_of(boxes[i, axis + 2], low, high, n_slabs)
                 word = (i - start) >> 6
                 bit = np.uint64(1) << np.uint64((i - start) & 63)
                 sum_bit = np.uint64(1) << np.uint64(word & 63)

@@ -29,9 +29,9 @@ from nearcast.kernels.postings import (
     HAS_MORE_TO_CHECK,
     IS_OPEN,
     LEAF_NODE,
-    N_SLABS,
     STAR,
     slab_of,
+    slabs_of,
     sums_of,
     table_place,
     words_of,
@@ -109,8 +109,9 @@ def hits_in_tile(tile: Any, bits: Any, n_words: int, x: float, y: float, hits: A
     if x < tile["west"] or x > tile["east"] or y < tile["south"] or y > tile["north"]:
         return 0
     n_sums = sums_of(n_words)
-    x_bits = tile["bits"] + slab_of(x, tile["west"], tile["east"], N_SLABS) * (n_sums + n_words)
-    y_bits = tile["bits"] + (N_SLABS + slab_of(y, tile["south"], tile["north"], N_SLABS)) * (n_sums + n_words)
+    n_slabs = slabs_of(n_words)
+    x_bits = tile["bits"] + slab_of(x, tile["west"], tile["east"], n_slabs) * (n_sums + n_words)
+    y_bits = tile["bits"] + (n_slabs + slab_of(y, tile["south"], tile["north"], n_slabs)) * (n_sums + n_words)
     n_hits = 0
     if n_sums == 0:
         for place in range(n_words):
