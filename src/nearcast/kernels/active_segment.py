@@ -1,7 +1,8 @@
 """Active messages in Z order: lists of positions by token, and boxes around blocks of them.
 
 A **position** is the place of a message in Z order. All messages whose points lie in a box are in few spans of
-positions, which a tree of boxes finds; the list of a token ascends, so that a span is a part of it.
+positions, which a tree of boxes finds; the list of a token ascends, so that a span is a part of it. Beside each position
+of a list lies its point, rounded to a grid, so that a list is read without looking at the messages.
 
 Level 0 of the tree has a box for each block of BLOCK messages, each level above one for FANOUT boxes below it; the
 levels follow each other in `bounds`, from `level_offsets[level]` on.
@@ -15,6 +16,7 @@ import numpy as np
 
 from nearcast.jit import kernel
 from nearcast.kernels.message_segment import ONE, bit_of
+from nearcast.kernels.postings import GRID, slab_of
 from nearcast.space.covers import circle_box
 from nearcast.space.distance import planar_distance
 from nearcast.space.regions import ANYWHERE, BOX, CIRCLE
@@ -38,6 +40,8 @@ class ActiveSegment(NamedTuple):
     tokens: Any  # int32, ascending: those that have a list
     list_offsets: Any  # int64: ragged rows, one for each of `tokens`, of
     positions: Any  # int32, ascending
+    points: Any  # uint16 (n, 2): the points of the messages at `positions` on a grid of GRID steps
+    space_box: Any  # float64 (4,): across which the grid goes
     bounds: Any  # float64 (n_nodes, 4): min_x, min_y, max_x, max_y
     level_offsets: Any  # int64
 
@@ -50,6 +54,38 @@ def signatures_of(token_offsets: Any, token_ids: Any) -> Any:
         for i in range(token_offsets[row], token_offsets[row + 1]):
             result[row] |= ONE << np.uint64(bit_of(token_ids[i]))
     return result
+
+
+@kernel
+def points_of(positions: Any, x: Any, y: Any, space_box: Any) -> Any:
+    """Return the points of the messages at these positions on the grid."""
+    result = np.empty((positions.size, 2), np.uint16)
+    for i in range(positions.size):
+        result[i, 0] = slab_of(x[positions[i]], space_box[0], space_box[2], GRID)
+        result[i, 1] = slab_of(y[positions[i]], space_box[1], space_box[3], GRID)
+    return result
+
+
+@kernel
+def list_of(tokens: Any, list_offsets: Any, token: int) -> Any:
+    """Return from where to where the list of a token goes; the same twice if no message has it."""
+    # Tokens ascend from 0 at least, so none is behind its own number, and most are not far before it.
+    high = min(np.int64(token) + 1, tokens.size)
+    low = high
+    step = 1
+    while low > 0 and tokens[low - 1] >= token:
+        high = low
+        low = max(0, low - step)
+        step *= 2
+    while low < high:
+        middle = (low + high) >> 1
+        if tokens[middle] < token:
+            low = middle + 1
+        else:
+            high = middle
+    if low == tokens.size or tokens[low] != token:
+        return 0, 0
+    return list_offsets[low], list_offsets[low + 1]
 
 
 @kernel
@@ -111,6 +147,35 @@ def add_cover(is_geographic: bool, shape: int, numbers: Any, boxes: Any, n_boxes
             n_boxes += 1
     boxes[n_boxes] = west, south, east, north
     return n_boxes + 1
+
+
+@kernel
+def round_boxes(boxes: Any, n_boxes: int, space_box: Any, rounded: Any) -> None:
+    """Fill in the boxes on the grid; what lies outside of the space does not matter."""
+    for i in range(n_boxes):
+        for side in range(4):
+            low = space_box[side & 1]
+            high = space_box[2 + (side & 1)]
+            rounded[i, side] = slab_of(max(low, min(high, boxes[i, side])), low, high, GRID)
+
+
+@kernel
+def hits_in_boxes(positions: Any, points: Any, start: Any, stop: Any, rounded: Any, hits: Any, n_hits: int) -> int:
+    """Append the positions of a part of a list whose points lie in one of the boxes on the grid; return their number.
+
+    There must be room for all of them, and one more.
+    """
+    for i in range(start, stop):
+        x = np.int32(points[i, 0])
+        y = np.int32(points[i, 1])
+        is_in = False
+        for box in range(len(rounded)):
+            is_in |= (
+                (rounded[box, 0] <= x) & (rounded[box, 1] <= y) & (rounded[box, 2] >= x) & (rounded[box, 3] >= y)
+            )
+        hits[n_hits] = positions[i]
+        n_hits += is_in
+    return n_hits
 
 
 @kernel

@@ -4,6 +4,7 @@ s                    SubscriptionColumns of those that move, one slot each; `sha
 old_shapes, old_numbers   the place before
 has_old              False if there was none: the subscriptions are new
 short                so short a list of messages is read in full rather than span by span
+hits                 int64, a buffer of positions that grows
 
 Only what lies in the one region and not in the other is looked at (AP+-Tree, section 4.2.5): blocks of messages that
 lie in both are passed over, then messages that do.
@@ -22,24 +23,19 @@ from nearcast.kernels.active_segment import (
     MAX_BOXES,
     add_cover,
     first_from,
+    hits_in_boxes,
     is_in_boxes,
+    list_of,
     overlapping,
+    round_boxes,
 )
 from nearcast.kernels.message_segment import ONE, bit_of
+from nearcast.kernels.probe import roomy
 from nearcast.kernels.verify import is_subset
 from nearcast.scoring.spatial import reach
 from nearcast.scoring.textual import n_shared
 from nearcast.space.regions import ANYWHERE, CIRCLE, POLYGON, might_be_in_region
 from nearcast.text.scan import grown
-
-
-@kernel
-def list_of(tokens: Any, list_offsets: Any, token: int) -> Any:
-    """Return from where to where the list of a token goes; the same twice if no message has it."""
-    at = np.searchsorted(tokens, token)
-    if at == tokens.size or tokens[at] != token:
-        return 0, 0
-    return list_offsets[at], list_offsets[at + 1]
 
 
 @kernel
@@ -50,6 +46,37 @@ def is_clause_true(
     required = required_ids[required_offsets[clause] : required_offsets[clause + 1]]
     forbidden = forbidden_ids[forbidden_offsets[clause] : forbidden_offsets[clause + 1]]
     return is_subset(required, m_ids) and n_shared(forbidden, m_ids) == 0
+
+
+@kernel
+def hits_in_spans(
+    positions: Any,
+    points: Any,
+    list_start: Any,
+    list_stop: Any,
+    is_listed: bool,
+    starts: Any,
+    stops: Any,
+    rounded: Any,
+    hits: Any,
+) -> Any:
+    """Return the positions of a list, or all if there is none, that lie in spans and boxes: their number, and `hits`.
+
+    The list ascends, and so do the spans. Without a list nobody asks for the boxes.
+    """
+    n_hits = 0
+    for part in range(starts.size):
+        if is_listed:
+            low = first_from(positions, list_start, list_stop, starts[part])
+            list_start = first_from(positions, low, list_stop, stops[part])
+            hits = roomy(hits, n_hits, list_start - low + 1)
+            n_hits = hits_in_boxes(positions, points, low, list_start, rounded, hits, n_hits)
+        else:
+            hits = roomy(hits, n_hits, stops[part] - starts[part])
+            for position in range(starts[part], stops[part]):
+                hits[n_hits] = position
+                n_hits += 1
+    return n_hits, hits
 
 
 @kernel
@@ -80,6 +107,8 @@ def boolean_changes(
     m_offsets = segment.token_offsets
     m_ids = segment.token_ids
     positions = segment.positions
+    points = segment.points
+    space_box = segment.space_box
     clause_offsets = s.clause_offsets
     required_offsets, required_ids = s.required_offsets, s.required_ids
     forbidden_offsets, forbidden_ids = s.forbidden_offsets, s.forbidden_ids
@@ -87,6 +116,8 @@ def boolean_changes(
     starts = np.empty(xs.size // BLOCK + 2, np.int64)
     stops = np.empty(starts.size, np.int64)
     boxes = np.empty((MAX_BOXES, 4), np.float64)
+    rounded = np.empty((MAX_BOXES, 4), np.int32)
+    hits = np.empty(1024, np.int64)
     out_slots = np.empty(1024, np.int64)
     out_positions = np.empty(1024, np.int64)
     out_signs = np.empty(1024, np.int8)
@@ -120,9 +151,12 @@ def boolean_changes(
                 if has_old:
                     n_boxes = add_cover(is_geographic, old_shape, old_place, boxes, n_boxes)
                 n_boxes = add_cover(is_geographic, new_shape, new_place, boxes, n_boxes)
-            n_parts = 1
-            is_short = list_stop - list_start <= short
-            if not is_short:
+                round_boxes(boxes, n_boxes, space_box, rounded)
+            n_hits = 0
+            if is_listed and list_stop - list_start <= short:
+                hits = roomy(hits, 0, list_stop - list_start + 1)
+                n_hits = hits_in_boxes(positions, points, list_start, list_stop, rounded[:n_boxes], hits, 0)
+            else:
                 if n_spans < 0:
                     n_spans = overlapping(
                         bounds,
@@ -139,54 +173,46 @@ def boolean_changes(
                         starts,
                         stops,
                     )
-                n_parts = n_spans
-            for part in range(n_parts):
-                low = list_start
-                high = list_stop
-                last = xs.size
-                if not is_short:
-                    last = stops[part]
-                    if is_listed:
-                        low = first_from(positions, list_start, list_stop, starts[part])
-                        list_start = low
-                    else:
-                        low = starts[part]
-                        high = last
-                for i in range(low, high):
-                    position = np.int64(positions[i]) if is_listed else i
-                    if position >= last:
-                        break
-                    if signatures[position] & needed != needed or expires[position] <= now:
-                        continue
-                    x = xs[position]
-                    y = ys[position]
-                    if not is_in_boxes(boxes, n_boxes, x, y):
-                        continue
-                    was = has_old and might_be_in_region(is_geographic, old_shape, old_place, x, y)
-                    is_now = might_be_in_region(is_geographic, new_shape, new_place, x, y)
-                    if was == is_now and not (has_polygon and is_now):
-                        continue
-                    words = m_ids[m_offsets[position] : m_offsets[position + 1]]
-                    if not is_clause_true(
-                        required_offsets, required_ids, forbidden_offsets, forbidden_ids, clause, words
-                    ):
-                        continue
-                    # Found by an earlier clause already.
-                    is_again = False
-                    for other in range(first_clause, clause):
-                        is_again = is_again or is_clause_true(
-                            required_offsets, required_ids, forbidden_offsets, forbidden_ids, other, words
-                        )
-                    if is_again:
-                        continue
-                    if n_out == out_slots.size:
-                        out_slots = grown(out_slots)
-                        out_positions = grown(out_positions)
-                        out_signs = grown(out_signs)
-                    out_slots[n_out] = slot
-                    out_positions[n_out] = position
-                    out_signs[n_out] = 0 if has_polygon else (1 if is_now else -1)
-                    n_out += 1
+                n_hits, hits = hits_in_spans(
+                    positions,
+                    points,
+                    list_start,
+                    list_stop,
+                    is_listed,
+                    starts[:n_spans],
+                    stops[:n_spans],
+                    rounded[:n_boxes],
+                    hits,
+                )
+            for i in range(n_hits):
+                position = hits[i]
+                if signatures[position] & needed != needed or expires[position] <= now:
+                    continue
+                x = xs[position]
+                y = ys[position]
+                was = has_old and might_be_in_region(is_geographic, old_shape, old_place, x, y)
+                is_now = might_be_in_region(is_geographic, new_shape, new_place, x, y)
+                if was == is_now and not (has_polygon and is_now):
+                    continue
+                words = m_ids[m_offsets[position] : m_offsets[position + 1]]
+                if not is_clause_true(required_offsets, required_ids, forbidden_offsets, forbidden_ids, clause, words):
+                    continue
+                # Found by an earlier clause already.
+                is_again = False
+                for other in range(first_clause, clause):
+                    is_again = is_again or is_clause_true(
+                        required_offsets, required_ids, forbidden_offsets, forbidden_ids, other, words
+                    )
+                if is_again:
+                    continue
+                if n_out == out_slots.size:
+                    out_slots = grown(out_slots)
+                    out_positions = grown(out_positions)
+                    out_signs = grown(out_signs)
+                out_slots[n_out] = slot
+                out_positions[n_out] = position
+                out_signs[n_out] = 0 if has_polygon else (1 if is_now else -1)
+                n_out += 1
     return out_slots[:n_out], out_positions[:n_out], out_signs[:n_out]
 
 
@@ -214,9 +240,13 @@ def similar_candidates(
     m_offsets = segment.token_offsets
     m_ids = segment.token_ids
     positions = segment.positions
+    points = segment.points
+    space_box = segment.space_box
     starts = np.empty(xs.size // BLOCK + 2, np.int64)
     stops = np.empty(starts.size, np.int64)
     boxes = np.empty((MAX_BOXES, 4), np.float64)
+    rounded = np.empty((MAX_BOXES, 4), np.int32)
+    hits = np.empty(1024, np.int64)
     circle = np.zeros(4, np.float64)
     token_offsets, token_ids, new_numbers = s.token_offsets, s.token_ids, s.numbers
     out_slots = np.empty(1024, np.int64)
@@ -237,6 +267,7 @@ def similar_candidates(
         circle[0] = new_numbers[slot, X]
         circle[1] = new_numbers[slot, Y]
         n_boxes = add_cover(is_geographic, shape, circle, boxes, n_boxes)
+        round_boxes(boxes, n_boxes, space_box, rounded)
         n_spans = -1
         first_token = token_offsets[slot]
         last_token = token_offsets[slot + 1] if needs_word else first_token + 1
@@ -245,9 +276,11 @@ def similar_candidates(
             list_stop = xs.size
             if needs_word:
                 list_start, list_stop = list_of(tokens, list_offsets, token_ids[place])
-            n_parts = 1
-            is_short = list_stop - list_start <= short
-            if not is_short:
+            n_hits = 0
+            if needs_word and list_stop - list_start <= short:
+                hits = roomy(hits, 0, list_stop - list_start + 1)
+                n_hits = hits_in_boxes(positions, points, list_start, list_stop, rounded[:n_boxes], hits, 0)
+            else:
                 if n_spans < 0:
                     n_spans = overlapping(
                         bounds,
@@ -264,35 +297,31 @@ def similar_candidates(
                         starts,
                         stops,
                     )
-                n_parts = n_spans
-            for part in range(n_parts):
-                low = list_start
-                high = list_stop
-                last = xs.size
-                if not is_short:
-                    last = stops[part]
-                    if needs_word:
-                        low = first_from(positions, list_start, list_stop, starts[part])
-                        list_start = low
-                    else:
-                        low = starts[part]
-                        high = last
-                for i in range(low, high):
-                    position = np.int64(positions[i]) if needs_word else i
-                    if position >= last:
-                        break
-                    if expires[position] <= now or not is_in_boxes(boxes, n_boxes, xs[position], ys[position]):
-                        continue
-                    words = m_ids[m_offsets[position] : m_offsets[position + 1]]
-                    # Found by an earlier word already.
-                    if needs_word and n_shared(token_ids[first_token:place], words) > 0:
-                        continue
-                    if n_out == out_slots.size:
-                        out_slots = grown(out_slots)
-                        out_positions = grown(out_positions)
-                    out_slots[n_out] = slot
-                    out_positions[n_out] = position
-                    n_out += 1
+                n_hits, hits = hits_in_spans(
+                    positions,
+                    points,
+                    list_start,
+                    list_stop,
+                    needs_word,
+                    starts[:n_spans],
+                    stops[:n_spans],
+                    rounded[:n_boxes],
+                    hits,
+                )
+            for i in range(n_hits):
+                position = hits[i]
+                if expires[position] <= now or not is_in_boxes(boxes, n_boxes, xs[position], ys[position]):
+                    continue
+                words = m_ids[m_offsets[position] : m_offsets[position + 1]]
+                # Found by an earlier word already.
+                if needs_word and n_shared(token_ids[first_token:place], words) > 0:
+                    continue
+                if n_out == out_slots.size:
+                    out_slots = grown(out_slots)
+                    out_positions = grown(out_positions)
+                out_slots[n_out] = slot
+                out_positions[n_out] = position
+                n_out += 1
     return out_slots[:n_out], out_positions[:n_out]
 
 

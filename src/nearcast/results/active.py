@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from nearcast.columns import NO_TIME, MessageColumns, id_array
 from nearcast.index.growable import id_values, taken_rows
-from nearcast.kernels.active_segment import ActiveSegment, signatures_of, tree_of
+from nearcast.kernels.active_segment import ActiveSegment, points_of, signatures_of, tree_of
 from nearcast.kernels.message_segment import z_codes
 from nearcast.model import Id, Space
 from nearcast.space.distance import bounds
@@ -149,6 +149,8 @@ class ActiveMessages:
         keys.sort()
         listed = (keys >> 32).astype(np.int32)
         firsts = np.flatnonzero(np.diff(listed, prepend=-1))
+        positions = (keys & 0xFFFFFFFF).astype(np.int32)
+        space_box = np.array(self._box, np.float64)
         segment = ActiveSegment(
             rows.x,
             rows.y,
@@ -159,7 +161,9 @@ class ActiveMessages:
             rows.token_ids,
             listed[firsts],
             np.append(firsts, listed.size),
-            (keys & 0xFFFFFFFF).astype(np.int32),
+            positions,
+            points_of(positions, rows.x, rows.y, space_box),
+            space_box,
             *tree_of(rows.x, rows.y),
         )
         middle = np.partition(rows.expires, active.size // 2)[active.size // 2]

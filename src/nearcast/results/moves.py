@@ -25,7 +25,7 @@ from nearcast.results.places import Positions
 from nearcast.space.regions import CIRCLE, POLYGON, is_in_polygon
 
 # So short a list of messages is read in full rather than by the boxes around them.
-SHORT_LIST = 64
+SHORT_LIST = 256
 # So many subscriptions are a task of one thread.
 SLOTS_OF_A_TASK = 4096
 
