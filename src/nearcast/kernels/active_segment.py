@@ -170,9 +170,7 @@ def hits_in_boxes(positions: Any, points: Any, start: Any, stop: Any, rounded: A
         y = np.int32(points[i, 1])
         is_in = False
         for box in range(len(rounded)):
-            is_in |= (
-                (rounded[box, 0] <= x) & (rounded[box, 1] <= y) & (rounded[box, 2] >= x) & (rounded[box, 3] >= y)
-            )
+            is_in |= (rounded[box, 0] <= x) & (rounded[box, 1] <= y) & (rounded[box, 2] >= x) & (rounded[box, 3] >= y)
         hits[n_hits] = positions[i]
         n_hits += is_in
     return n_hits
