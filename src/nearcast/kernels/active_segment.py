@@ -1,8 +1,8 @@
 """Active messages in Z order: lists of positions by token, and boxes around blocks of them.
 
 A **position** is the place of a message in Z order. All messages whose points lie in a box are in few spans of
-positions, which a tree of boxes finds; the list of a token ascends, so that a span is a part of it. Beside each position
-of a list lies its point, rounded to a grid, so that a list is read without looking at the messages.
+positions, which a tree of boxes finds; the list of a token ascends, so that a span is a part of it. Beside each
+position of a list lies its point, rounded to a grid, so that a list is read without looking at the messages.
 
 Level 0 of the tree has a box for each block of BLOCK messages, each level above one for FANOUT boxes below it; the
 levels follow each other in `bounds`, from `level_offsets[level]` on.
