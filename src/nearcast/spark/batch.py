@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from nearcast.broker import ON_ERROR, Broker, OnError
-from nearcast.errors import NearcastError, RejectedRowsError, Rejection
+from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.model import Delivery, Space, Window, checked_choice
 from nearcast.partition.registry import PartitionerName
 from nearcast.spark.build import Planned, check_place, id_type, plan, write_rejected
@@ -267,7 +267,9 @@ def _opened(path: Path) -> _Shards:
 
 
 def _opened_shard(folder: Folder, number: int) -> tuple[Broker, Replicas]:
-    broker, replicas, _ = folder.open_shard(number, FIRST, check="sizes")
+    broker, replicas, batch = folder.open_shard(number, FIRST, check="sizes")
+    if batch != FIRST:
+        raise StorageError(f"shard {number} in {folder.path} is missing or damaged; plan the subscriptions again")
     n_shards = folder.plan().shards
     return broker, Replicas(n_shards) if replicas is None else Replicas.of_state(replicas, n_shards)
 
