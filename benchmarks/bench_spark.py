@@ -1,9 +1,11 @@
 """How fast is the pipeline on Spark? Beside an embedded broker, a plain join, and a clock.
 
 stream    batches through the stream, in turn with an embedded broker of two threads on the same tables
-join      the same matches from a plain join on cell and rarest keyword
+join      the same matches from a plain join on cell and rarest keyword: both from tables alone, then both with all
+          that can be built before, the indexes of the plan and the keys of the subscriptions in memory
 latency   from the arrival of a small file to its deliveries, at half of the load that can be sustained
-empty     a batch without messages, with four shards
+empty     a batch of a file without rows, with four shards, in a Java that is warm; where no file comes, Spark runs no
+          batch
 restart   a fresh process goes on with a full window: from its start to the first deliveries
 """
 
@@ -31,13 +33,15 @@ from rich.table import Table
 import nearcast as nc
 from inputs import SPACE, fitted, message_table, subscription_table
 from nearcast.spark import match, plan, session, stream
-from peers.keys import keyed, rarest_keywords
-from peers.spark_join import plain_join
+from nearcast.spark.build import Planned
+from peers.spark_join import keys_of, plain_join
 from provenance import provenance
 from timing import Figure, spread
 from workloads import Workload, zipf
 
 N_WARM = 2
+# Java makes small batches faster and faster, for some hundred of them.
+N_WARM_SMALL = 200
 MASTER = "local[2,4]"
 MESSAGES = "id long, x double, y double, keywords array<string>"
 
@@ -50,7 +54,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="(default: all)")
     parser.add_argument("--subscriptions", type=int, default=100_000, help="(default %(default)s)")
     parser.add_argument("--messages", type=int, default=20_000, help="messages of a batch (default %(default)s)")
-    parser.add_argument("--join-messages", type=int, default=2_000, help="messages of the join (default %(default)s)")
+    parser.add_argument("--join-messages", type=int, default=20_000, help="messages of the join (default %(default)s)")
     parser.add_argument("--window", type=int, default=100_000, help="messages of the window (default %(default)s)")
     parser.add_argument("--shards", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
@@ -188,34 +192,56 @@ def stream_figures(bench: Bench, folder: Path) -> list[Figure]:
 
 
 def join_figures(bench: Bench, folder: Path) -> list[Figure]:
-    """Return how long a plain join takes for what `match` does; both have the same matches, or the run stops."""
+    """Return how long a plain join takes for what `match` does, from tables alone and with all prepared that can be.
+
+    All have the same matches, or the run stops.
+    """
     messages = bench.frame(bench.messages(bench.options.join_messages), folder / "messages")
     subscriptions = bench.frame(bench.subscriptions, folder / "subscriptions")
+    counts = bench.spark.createDataFrame(bench.vocabulary.to_table()).persist()
+
+    def planned() -> Planned:
+        return plan(subscriptions, space=SPACE, vocabulary=bench.vocabulary, folder=str(folder))
+
+    def planned_and_matched() -> DataFrame:
+        return match(messages, planned())
+
+    def keyed_and_joined() -> DataFrame:
+        return plain_join(messages, keys_of(subscriptions, counts))
+
+    from_tables = in_turn(bench, {"match": planned_and_matched, "join": keyed_and_joined})
     log("join: preparing")
-    words = rarest_keywords(bench.subscriptions["keywords"].combine_chunks(), bench.vocabulary)
-    keys = bench.frame(keyed(bench.subscriptions.append_column("rarest", words)), folder / "keys").persist()
+    built, keys = planned(), keys_of(subscriptions, counts).persist()
     keys.count()
-    planned = plan(subscriptions, space=SPACE, vocabulary=bench.vocabulary, folder=str(folder))
-    ours: list[float] = []
-    joined: list[float] = []
-    for number in range(bench.options.rounds + 1):
-        log(f"join: round {number}")
-        answers = []
-        for times, found in ((ours, match(messages, planned)), (joined, plain_join(messages, keys))):
-            started = time.perf_counter()
-            row = found.agg(F.count("*"), F.sum(F.hash("subscription", "message").cast("long"))).collect()[0]
-            if number:
-                times.append(time.perf_counter() - started)
-            answers.append(tuple(row))
-        if answers[0] != answers[1]:
-            raise SystemExit(f"the join finds {answers[1]}, ours {answers[0]}")
+    prepared = in_turn(bench, {"match": lambda: match(messages, built), "join": lambda: plain_join(messages, keys)})
     keys.unpersist()
     n = bench.options.join_messages
-    return [
-        Figure(f"match, {n:,} messages: s", ours, 2),
-        Figure("plain join, the same: s", joined, 2),
-        Figure("plain join over match", [b / a for a, b in zip(ours, joined, strict=True)], 1),
-    ]
+    figures = []
+    for what, times in (("from tables", from_tables), ("built before", prepared)):
+        ratios = [b / a for a, b in zip(times["match"], times["join"], strict=True)]
+        figures += [
+            Figure(f"match, {n:,} messages, {what}: s", times["match"], 2),
+            Figure(f"plain join, {n:,} messages, {what}: s", times["join"], 2),
+            Figure(f"plain join over match, both {what}", ratios, 1),
+        ]
+    mixed = [b / a for a, b in zip(prepared["match"], from_tables["join"], strict=True)]
+    return [*figures, Figure("plain join from tables over match, built before", mixed, 1)]
+
+
+def in_turn(bench: Bench, ways: dict[str, Callable[[], DataFrame]]) -> dict[str, list[float]]:
+    """Return how long each way to the same deliveries takes, in rounds; the first round does not count."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(bench.options.rounds + 1):
+        log(f"join: round {number}")
+        answers = {}
+        for name, way in ways.items():
+            started = time.perf_counter()
+            row = way().agg(F.count("*"), F.sum(F.hash("subscription", "message").cast("long"))).collect()[0]
+            times[name].append(time.perf_counter() - started)
+            answers[name] = tuple(row)
+        if len(set(answers.values())) > 1:
+            raise SystemExit(f"there are different deliveries: {answers}")
+    return {name: values[1:] for name, values in times.items()}
 
 
 # --- latency
@@ -267,18 +293,24 @@ def empty_figures(bench: Bench, folder: Path) -> list[Figure]:
     n_batches = bench.options.small_batches
     nothing = bench.messages(1).slice(0, 0)
     (folder / "in").mkdir()
-    for number in range(n_batches + 10):
+    for number in range(N_WARM_SMALL + n_batches):
         arrive(folder, number, nothing)
     told: list[Any] = []
     log("empty: batches")
     query = bench.started(folder, told.append, shards=4, trigger={"availableNow": True})
     query.awaitTermination()
-    progress = [p["durationMs"]["triggerExecution"] for p in query.recentProgress][10:]
+    # Spark remembers a hundred.
+    spent = [each["durationMs"] for each in query.recentProgress if each["batchId"] >= N_WARM_SMALL]
+    seen = [metrics for metrics in told if metrics["batch"] >= N_WARM_SMALL]
     return [
-        Figure("an empty batch, four shards: ms in all", progress),
-        Figure("... of which ours: ms", [1e3 * metrics["seconds"] for metrics in told[11:]]),
+        Figure("an empty batch, four shards: ms in all", [each["triggerExecution"] for each in spent]),
         *(
-            Figure(f"... {name}: ms", [1e3 * metrics[f"{name}_seconds"] for metrics in told[11:]], 1)
+            Figure(f"... of which Spark, {name}: ms", [each.get(name, 0) for each in spent])
+            for name in ("latestOffset", "walCommit", "getBatch", "queryPlanning", "addBatch", "commitOffsets")
+        ),
+        Figure("... of addBatch ours: ms", [1e3 * metrics["seconds"] for metrics in seen]),
+        *(
+            Figure(f"... ours, {name}: ms", [1e3 * metrics[f"{name}_seconds"] for metrics in seen], 1)
             for name in ("input", "match", "cleanup")
         ),
     ]

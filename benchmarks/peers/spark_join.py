@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 import nearcast as nc
@@ -59,16 +59,33 @@ class SparkJoin:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def keys_of(subscriptions: DataFrame, counts: DataFrame) -> DataFrame:
+    """Return a row for each cell of each subscription, with its rarest word: Spark alone does what `keyed` does.
+
+    `counts` has a row for each known word: `token`, and `df`, the number of messages that have it.
+    """
+    words = subscriptions.select("id", F.explode("keywords").alias("token")).join(F.broadcast(counts), "token", "left")
+    rarest = words.groupBy("id").agg(F.min(F.struct(F.coalesce("df", F.lit(0)), "token")).token.alias("rarest"))
+    across = subscriptions.withColumn("column", F.explode(F.sequence(_cell("min_x"), _cell("max_x"))))
+    ends = [F.col("column") * N_CELLS + _cell(name) for name in ("min_y", "max_y")]
+    cells = across.withColumn("cell", F.explode(F.sequence(*ends))).drop("column")
+    return cells.join(rarest, "id")
+
+
+def _cell(name: str) -> Column:
+    """Return the number of the cell along one side; those outside belong to the outermost."""
+    return F.least(F.greatest(F.floor(F.col(name) * N_CELLS), F.lit(0)), F.lit(N_CELLS - 1))
+
+
 def plain_join(messages: DataFrame, keys: DataFrame) -> DataFrame:
     """Return the pairs of a join on cell and word, with the exact condition on top."""
-    cell = [F.least(F.greatest(F.floor(F.col(name) * N_CELLS), F.lit(0)), F.lit(N_CELLS - 1)) for name in ("x", "y")]
     words = messages.select(
         F.col("id").alias("message"),
         "x",
         "y",
         F.col("keywords").alias("words"),
         F.explode("keywords").alias("rarest"),
-        (cell[0] * N_CELLS + cell[1]).alias("cell"),
+        (_cell("x") * N_CELLS + _cell("y")).alias("cell"),
     )
     inside = F.col("x").between(F.col("min_x"), F.col("max_x")) & F.col("y").between(F.col("min_y"), F.col("max_y"))
     has_words = F.size(F.array_except("keywords", "words")) == 0

@@ -124,6 +124,16 @@ def test_no_subscriptions_no_deliveries(spark):
     )
 
 
+def test_a_damaged_plan_is_told(spark, tmp_path):
+    messages = spark.createDataFrame([(1, 0.5, 0.5, "tea")], "id long, x double, y double, text string")
+    somebody = spark.createDataFrame([("ana", "boolean", "tea")], "id string, kind string, expression string")
+    planned = plan(somebody, space=SPACE, folder=str(tmp_path))
+    (file,) = planned.path.glob("stateless/shards/000/*/*/subscriptions.arrow")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(Exception, match=r"shard 0 in .*stateless is missing or damaged; plan the subscriptions again"):
+        match(messages, planned).collect()
+
+
 def test_a_vocabulary_does_not_depend_on_the_division(spark):
     frame = spark.createDataFrame([(words,) for words in SAMPLE * 5], "keywords array<string>")
     expected = nc.Vocabulary.fit(SAMPLE * 5)

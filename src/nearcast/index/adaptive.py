@@ -274,7 +274,10 @@ class AdaptiveIndex:
                 )
             )
         n_slots = subscriptions.kinds.size
-        if np.unique(np.concatenate([NO_SLOTS, *(part.slots for part in segments)])).size != n_slots:
+        is_there = np.zeros(n_slots, bool)
+        for part in segments:
+            is_there[part.slots] = True
+        if not is_there.all():
             return False
         self._subscriptions = subscriptions
         self._is_alive = np.zeros(max(n_slots, 64), bool)

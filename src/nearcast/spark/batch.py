@@ -14,17 +14,20 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from nearcast.broker import ON_ERROR, Broker, OnError
-from nearcast.errors import NearcastError, RejectedRowsError, Rejection
+from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.model import Delivery, Space, Window, checked_choice
 from nearcast.partition.registry import PartitionerName
 from nearcast.spark.build import Planned, check_place, id_type, plan, write_rejected
 from nearcast.spark.replicas import KEEPING, Replicas
 from nearcast.spark.router import Router
+from nearcast.spark.shards import freeze_once
 from nearcast.spark.state import FIRST, Folder
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 
 Results = Literal["final", "changes"]
+# Deliveries that are handed to Spark at once; it reads larger batches more slowly.
+MAX_DELIVERED = 100_000
 SPARK_ID_TYPES = {"string": T.StringType(), "int64": T.LongType()}
 ARROW_TYPES = {
     T.StringType: pa.string(),
@@ -146,9 +149,11 @@ class _Task(NamedTuple):
 
 def _matched(folder: Folder, task: _Task, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Match messages where they are, with the shards that must hear them."""
+    shards = _opened(folder.path)
+    freeze_once()
     bad: list[Rejection] = []
     for piece in rows:
-        found, rejections = _opened(folder.path).published(pa.Table.from_batches([piece]), task.on_error)
+        found, rejections = shards.published(pa.Table.from_batches([piece]), task.on_error)
         bad += rejections
         yield from _as_batches(found, task.schema)
     _tell_rejected(task, bad)
@@ -262,7 +267,9 @@ def _opened(path: Path) -> _Shards:
 
 
 def _opened_shard(folder: Folder, number: int) -> tuple[Broker, Replicas]:
-    broker, replicas, _ = folder.open_shard(number, FIRST, check="sizes")
+    broker, replicas, batch = folder.open_shard(number, FIRST, check="sizes")
+    if batch != FIRST:
+        raise StorageError(f"shard {number} in {folder.path} is missing or damaged; plan the subscriptions again")
     n_shards = folder.plan().shards
     return broker, Replicas(n_shards) if replicas is None else Replicas.of_state(replicas, n_shards)
 
@@ -297,7 +304,7 @@ def _delivery_schema(messages: DataFrame, planned: Planned) -> T.StructType:
 
 def _as_batches(table: pa.Table, schema: T.StructType) -> list[pa.RecordBatch]:
     wanted = pa.schema([(field.name, ARROW_TYPES[type(field.dataType)]) for field in schema])
-    return table.cast(wanted).to_batches()
+    return table.cast(wanted).to_batches(max_chunksize=MAX_DELIVERED)
 
 
 def _counted(analyzer: Analyzer | None, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -98,6 +98,8 @@ def plan(
                 built[name] = made
         if not built:
             built["stateless"] = Folder(target / "stateless")
+        for made in built.values():
+            _save_empty_shards(made)
         if bad and on_error == "raise":
             raise RejectedRowsError(bad)
         if bad:
@@ -123,12 +125,16 @@ def _built(folder: Folder, subscriptions: DataFrame) -> tuple[int, list[Rejectio
     shard = F.coalesce("shard", F.lit(0)).cast("int")
     built = rows.withColumn("shard", shard).repartitionById(divided.shards, F.col("shard"))
     reports = built.mapInArrow(partial(_build, folder), REPORT).collect()
-    with_rows = {row.shard for row in reports if row.shard is not None}
-    for number in set(range(divided.shards)) - with_rows:
-        # Where there are no rows, there may be no task.
-        folder.save_shard(number, FIRST, folder.new_broker(), Replicas(divided.shards).state())
     rejections = [Rejection(place, row.id, row.reason) for place, row in enumerate(reports) if row.reason is not None]
     return sum(row.subscriptions for row in reports if row.shard is not None), rejections
+
+
+def _save_empty_shards(folder: Folder) -> None:
+    """Save the shards that got no rows: where there are none, there is no task to do it."""
+    n_shards = folder.plan().shards
+    for number in range(n_shards):
+        if not folder.has_shard(number, FIRST):
+            folder.save_shard(number, FIRST, folder.new_broker(), Replicas(n_shards).state())
 
 
 def _divided(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -219,6 +219,10 @@ class Folder:
             except StorageError:
                 raise failure from None
 
+    def has_shard(self, shard: int, batch: int) -> bool:
+        """Whether a shard was kept as it was after a batch."""
+        return (self._snapshot(f"{shard:03d}", batch) / MANIFEST).exists()
+
     def open_shard(self, shard: int, batch: int, *, check: Check = "everything") -> tuple[Broker, State | None, int]:
         """Return a shard as it was after a batch or, if that was not kept, after the latest one before it.
 

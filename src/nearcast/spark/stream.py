@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nearcast.broker import Broker
@@ -28,13 +29,18 @@ from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize, local_
 from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
-COUNTS = "messages long, changes long, rejected long, newest double, moment double"
 MOMENTS = ("newest", "moment")
+# Types, since a text would be sent to Java to be read, in every batch.
+COUNTS = T.StructType(
+    [
+        T.StructField(name, T.DoubleType() if name in MOMENTS else T.LongType())
+        for name in ("messages", "changes", "rejected", *MOMENTS)
+    ]
+)
 # What Spark tells of the file of a row, in the order in which rows are taken.
 PLACE = {"file_modification_time": "timestamp", "file_path": "string", "file_block_start": "long"}
-REPORT = (
-    "shard long, subscriptions long, messages long, deliveries long, rejected long, seconds double, "
-    "publish_seconds double, repeated long, worker_bytes long"
+REPORT = T.StructType(
+    [T.StructField(name, T.DoubleType() if name.endswith("seconds") else T.LongType()) for name in Report._fields]
 )
 
 
