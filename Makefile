@@ -105,7 +105,7 @@ bench-topk-sweeps: .venv/dev.done  ## the sweeps of the Skype paper against its 
 	$(BIN)/python benchmarks/bench_topk_sweeps.py $(if $(FULL),--full) $(OPTIONS)
 
 bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date; SIZE=10000000: as in the paper
-	$(BIN)/python benchmarks/bench_feeds.py nearest --k 10 $(if $(SIZE),--size $(SIZE) --before 1000000 --messages 1000 --churn 100) $(OPTIONS)
+	$(BIN)/python benchmarks/bench_feeds.py nearest --k 10 $(if $(SIZE),--size $(SIZE) --before 1000000 --messages 1000 --churn 100 --k-drawn) $(OPTIONS)
 
 bench-moving: .venv/dev.done  ## how fast subscribers move, with their differences, while messages come
 	$(BIN)/python benchmarks/bench_moving.py $(OPTIONS)

@@ -5,7 +5,7 @@ batches come, each of whose messages pushes another out: arrival and expiry are 
 come first and nothing expires; some messages are published before the clock starts, so that most have their k.
 Subscriptions have 1 to 5 words of a sampled message at its place; top-k: spatial_weight from 0 to 1, drawn evenly.
 
-With --churn, after each batch new subscriptions come and as many of the oldest go; that time is counted too.
+As in the DkM-SKS paper, k may be drawn. With --churn, after each batch new subscriptions come and as many of the oldest go; that time is counted too.
 With --rivals, for top-k: cSkyband beside kmax and plain skyband, and Skype's index IGPT (topk_contest.py).
 """
 
@@ -32,9 +32,9 @@ from topk_contest import BUFFERS_OF_THE_PAPER, Setting, TopkContest, interest_ta
 from workloads import SIMILAR_WORKLOADS, TOPK_WORKLOADS, Workload, points_at
 
 # What is published or registered at once before the clock starts; each portion has its answers in one table.
-FIRST_PORTION = 16
+FIRST_PORTION = 4
 PORTION = 50_000
-MAX_CHANGES = 5_000_000
+MAX_CHANGES = 10_000_000
 SUBSCRIBED = 100_000
 SECONDS_BETWEEN_LINES = 10
 WORKLOADS = SIMILAR_WORKLOADS | TOPK_WORKLOADS
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=20, help="(default %(default)s)")
     parser.add_argument("--messages", type=int, default=2_000, help="messages of a batch (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="batches that are timed (default %(default)s)")
+    parser.add_argument("--k-drawn", action="store_true", help="k drawn evenly from 1 to --k, as in the DkM-SKS paper")
     parser.add_argument("--churn", type=int, default=0, help="subscriptions that come, and go, in 1,000 messages")
     parser.add_argument("--threads", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--rivals", action="store_true", help="top-k: other ways to keep results, and IGPT, beside")
@@ -163,6 +164,9 @@ class Run:
         first = self._ids[1]
         some = self._workload.interests(n, first=first)
         table = interest_table(self._workload, some, self._options.kind, self._options.k, first)
+        if self._options.k_drawn:
+            ks = np.random.default_rng(first).integers(1, self._options.k + 1, n)
+            table = table.set_column(table.schema.get_field_index("k"), "k", pa.array(ks))
         self._ids[1] += n
         return seconds(lambda: self.broker.subscribe(table))
 
