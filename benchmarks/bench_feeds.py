@@ -5,7 +5,8 @@ batches come, each of whose messages pushes another out: arrival and expiry are 
 come first and nothing expires; some messages are published before the clock starts, so that most have their k.
 Subscriptions have 1 to 5 words of a sampled message at its place; top-k: spatial_weight from 0 to 1, drawn evenly.
 
-As in the DkM-SKS paper, k may be drawn. With --churn, after each batch new subscriptions come and as many of the oldest go; that time is counted too.
+As in the DkM-SKS paper, k may be drawn. With --churn, after each batch new subscriptions come and as many of the
+oldest go; that time is counted too.
 With --rivals, for top-k: cSkyband beside kmax and plain skyband, and Skype's index IGPT (topk_contest.py).
 """
 
