@@ -36,7 +36,7 @@ from workloads import SIMILAR_WORKLOADS, TOPK_WORKLOADS, Workload, points_at
 FIRST_PORTION = 4
 PORTION = 50_000
 MAX_CHANGES = 10_000_000
-SUBSCRIBED = 100_000
+SUBSCRIBED = {"topk": 200_000, "nearest": 1_000_000}
 SECONDS_BETWEEN_LINES = 10
 WORKLOADS = SIMILAR_WORKLOADS | TOPK_WORKLOADS
 RIVAL_FIGURES = {
@@ -130,8 +130,9 @@ class Run:
     def subscribe(self) -> float:
         """Register all subscriptions, and return how long it took."""
         n, time = self._options.subscriptions, 0.0
-        for start in range(0, n, SUBSCRIBED):
-            time += self._subscribe(min(SUBSCRIBED, n - start))
+        portion = SUBSCRIBED[self._options.kind]
+        for start in range(0, n, portion):
+            time += self._subscribe(min(portion, n - start))
             self._log(f"{self._ids[1]:,} of {n:,} subscriptions, {time:,.0f} s")
         return time
 
