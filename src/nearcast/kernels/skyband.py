@@ -256,6 +256,8 @@ def differences(
     """
     out_rows, out_arrivals, out_signs, out_scores, out_ranks = out
     counts = np.zeros(rows.size, np.int64)
+    # By place in a result; all False before and after each feed.
+    was_there = np.zeros(64, np.bool_)
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch(feeds, rows[i + AHEAD])
@@ -264,17 +266,25 @@ def differences(
         start = feed["start"]
         size = min(feed["size"], feed["k"])
         n_before = offsets[i + 1] - offsets[i]
+        if size > was_there.size:
+            was_there = np.zeros(2 * size, np.bool_)
         end = out_offsets[i]
         # What has not changed is mostly at the front.
         same = 0
         most = min(size, n_before)
         while same < most and entries[start + same]["stamp"] >> COUNT_BITS == arrivals[offsets[i] + same]:
             same += 1
+        # Those that stay are mostly in the order in which they were, so each is looked for behind the last.
+        place = start + same
         for j in range(offsets[i] + same, offsets[i + 1]):
-            is_there = False
-            for place in range(start + same, start + size):
-                is_there = is_there or entries[place]["stamp"] >> COUNT_BITS == arrivals[j]
-            if not is_there:
+            n_left = size - same
+            while n_left > 0 and entries[place]["stamp"] >> COUNT_BITS != arrivals[j]:
+                n_left -= 1
+                place = place + 1 if place + 1 < start + size else start + same
+            if n_left > 0:
+                was_there[place - start] = True
+                place = place + 1 if place + 1 < start + size else start + same
+            else:
                 out_rows[end] = first_row + i
                 out_arrivals[end] = arrivals[j]
                 out_signs[end] = -1
@@ -282,10 +292,9 @@ def differences(
                 out_ranks[end] = j - offsets[i] + 1
                 end += 1
         for place in range(start + same, start + size):
-            was_there = False
-            for j in range(offsets[i] + same, offsets[i + 1]):
-                was_there = was_there or entries[place]["stamp"] >> COUNT_BITS == arrivals[j]
-            if not was_there:
+            if was_there[place - start]:
+                was_there[place - start] = False
+            else:
                 out_rows[end] = first_row + i
                 out_arrivals[end] = entries[place]["stamp"] >> COUNT_BITS
                 out_signs[end] = 1
