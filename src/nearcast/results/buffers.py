@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ MIN_ROOM = 4
 MIN_DIVIDED = 512
 # Room comes in this many sizes for each power of two.
 SIZES_OF_A_POWER = 4
+FEEDS_OF_A_PART = 1 << 18
 NO_BLOCKS = np.zeros(0, np.int64)
 
 
@@ -146,12 +147,14 @@ class Buffers:
         entries = self._entries.values[row["start"] : row["start"] + min(int(row["size"]), most)]
         return entries["stamp"] >> COUNT_BITS, entries["score"].copy()
 
-    def held(self) -> tuple[Any, Any, Any]:
-        """Return all entries of all feeds: arrivals, scores, and the feed of each."""
-        feeds = self.used
-        sizes = self.table["size"][feeds].astype(np.int64)
-        entries = self._entries.values[_spread(self.table["start"][feeds], sizes)]
-        return entries["stamp"] >> COUNT_BITS, entries["score"], np.repeat(feeds, sizes)
+    def held_in_parts(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield the entries of all feeds, many feeds at a time: arrivals, scores, and the feed of each."""
+        used = self.used
+        for start in range(0, max(used.size, 1), FEEDS_OF_A_PART):
+            feeds = used[start : start + FEEDS_OF_A_PART]
+            sizes = self.table["size"][feeds].astype(np.int64)
+            entries = self._entries.values[_spread(self.table["start"][feeds], sizes)]
+            yield entries["stamp"] >> COUNT_BITS, entries["score"], np.repeat(feeds, sizes)
 
     def best(self, feeds: Any) -> Best:
         """Return the results of feeds."""

@@ -189,7 +189,7 @@ class Feeds:
             self._messages.expire(self.window.first_arrival)
             self.window.cut()
         elif self._ids.are_many:
-            self._ids.keep(np.unique(self._buffers.held()[0]))
+            self._ids.keep(arrivals for arrivals, _, _ in self._buffers.held_in_parts())
         return all_changes(changes)
 
     def _remember(self, feeds: Any) -> None:
@@ -491,7 +491,7 @@ class Feeds:
 
     def state(self) -> pa.Table:
         """Return all entries as a table, to be saved; their messages have ids here only if there is no window."""
-        arrivals, scores, feeds = self._buffers.held()
+        arrivals, scores, feeds = (np.concatenate(part) for part in zip(*self._buffers.held_in_parts(), strict=True))
         owners = self._buffers.table["order"][feeds]
         ids = pa.nulls(len(arrivals), pa.string())
         if self.window is None:

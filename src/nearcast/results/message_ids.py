@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,16 +35,21 @@ class MessageIds:
             self._ids = Growable(id_values(ids))
         self._arrivals.extend(arrivals)
 
-    def keep(self, held: Any) -> None:
-        """Forget all but some arrivals."""
-        is_kept = np.isin(self._arrivals.values, held)
+    def keep(self, held: Iterable[Any]) -> None:
+        """Forget all but some arrivals, given in parts."""
+        is_kept = np.zeros(self._arrivals.size, bool)
+        for arrivals in held:
+            is_kept[self._places(arrivals)] = True
         self._ids = Growable(self._ids.values[is_kept])
         self._arrivals = Growable(self._arrivals.values[is_kept])
         self._most = MIN_IDS + 2 * self._arrivals.size
 
     def of(self, arrivals: Any) -> Any:
         """Return the ids of messages: int64 or objects."""
+        return self._ids.values[self._places(arrivals)]
+
+    def _places(self, arrivals: Any) -> Any:
         known = self._arrivals.values
         if known.size and known[-1] - known[0] == known.size - 1:
-            return self._ids.values[arrivals - known[0]]
-        return self._ids.values[np.searchsorted(known, arrivals)]
+            return arrivals - known[0]
+        return np.searchsorted(known, arrivals)
