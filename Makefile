@@ -98,14 +98,14 @@ bench-similar: .venv/dev.done  ## how fast similarity subscriptions are, beside 
 bench-similar-sweeps: .venv/dev.done  ## the sweeps of the STAMP paper against its filters, as plots; FULL=1 takes hours
 	$(BIN)/python benchmarks/bench_similar_sweeps.py $(if $(FULL),--full) $(OPTIONS)
 
-bench-topk: .venv/dev.done  ## how fast top-k feeds over a window are kept up to date, beside other ways
-	$(BIN)/python benchmarks/bench_feeds.py topk --rivals $(OPTIONS)
+bench-topk: .venv/dev.done  ## how fast top-k feeds over a window are kept up to date, beside other ways; SIZE=5000000: as in the paper
+	$(BIN)/python benchmarks/bench_feeds.py topk $(if $(SIZE),--size $(SIZE) --before 1000000 --json benchmarks/report/feeds/topk-$(SIZE).json,--rivals) $(OPTIONS)
 
 bench-topk-sweeps: .venv/dev.done  ## the sweeps of the Skype paper against its rivals, as plots; FULL=1 takes a day
 	$(BIN)/python benchmarks/bench_topk_sweeps.py $(if $(FULL),--full) $(OPTIONS)
 
-bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date
-	$(BIN)/python benchmarks/bench_feeds.py nearest --k 10 $(OPTIONS)
+bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date; SIZE=10000000: as in the paper
+	$(BIN)/python benchmarks/bench_feeds.py nearest --k 10 $(if $(SIZE),--size $(SIZE) --before 1000000 --messages 1000 --rounds 10 --churn 100 --k-drawn --json benchmarks/report/feeds/nearest-$(SIZE).json) $(OPTIONS)
 
 bench-moving: .venv/dev.done  ## how fast subscribers move, with their differences, while messages come
 	$(BIN)/python benchmarks/bench_moving.py $(OPTIONS)

@@ -5,6 +5,8 @@ batches come, each of whose messages pushes another out: arrival and expiry are 
 come first and nothing expires; some messages are published before the clock starts, so that most have their k.
 Subscriptions have 1 to 5 words of a sampled message at its place; top-k: spatial_weight from 0 to 1, drawn evenly.
 
+As in the DkM-SKS paper, k may be drawn. With --churn, after each batch new subscriptions come and as many of the
+oldest go; that time is counted too.
 With --rivals, for top-k: cSkyband beside kmax and plain skyband, and Skype's index IGPT (topk_contest.py).
 """
 
@@ -13,8 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
@@ -26,9 +30,14 @@ from provenance import provenance
 from sweeping import cell_text, console, those_here
 from timing import seconds, spread
 from topk_contest import BUFFERS_OF_THE_PAPER, Setting, TopkContest, interest_table
-from workloads import SIMILAR_WORKLOADS, TOPK_WORKLOADS, Workload
+from workloads import SIMILAR_WORKLOADS, TOPK_WORKLOADS, Workload, points_at
 
+# What is published or registered at once before the clock starts; each portion has its answers in one table.
+FIRST_PORTION = 4
 PORTION = 50_000
+MAX_CHANGES = 10_000_000
+SUBSCRIBED = {"topk": 200_000, "nearest": 1_000_000}
+SECONDS_BETWEEN_LINES = 10
 WORKLOADS = SIMILAR_WORKLOADS | TOPK_WORKLOADS
 RIVAL_FIGURES = {
     "expiry_us": "expiry, µs a message",
@@ -48,12 +57,14 @@ def main() -> None:
     """Measure, print a table, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=["topk", "nearest"])
-    parser.add_argument("--subscriptions", type=int, default=100_000, help="(default %(default)s)")
+    parser.add_argument("--subscriptions", "--size", type=int, default=100_000, help="(default %(default)s)")
     parser.add_argument("--workloads", nargs="+", default=["zipf"], choices=WORKLOADS, help="(default zipf)")
     parser.add_argument("--before", type=int, default=100_000, help="window, or messages before (default %(default)s)")
     parser.add_argument("--k", type=int, default=20, help="(default %(default)s)")
     parser.add_argument("--messages", type=int, default=2_000, help="messages of a batch (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="batches that are timed (default %(default)s)")
+    parser.add_argument("--k-drawn", action="store_true", help="k drawn evenly from 1 to --k, as in the DkM-SKS paper")
+    parser.add_argument("--churn", type=int, default=0, help="subscriptions that come, and go, in 1,000 messages")
     parser.add_argument("--threads", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--rivals", action="store_true", help="top-k: other ways to keep results, and IGPT, beside")
     parser.add_argument("--json", metavar="FILE", help="also write the figures here")
@@ -66,45 +77,116 @@ def main() -> None:
             results[workload.name]["rivals"] = rivals_of(workload, options)
             print_rivals(workload.name, results[workload.name]["rivals"], options)
     if options.json:
+        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(provenance(options) | vars(options) | {"results": results}, file, indent=1)
 
 
 def figures_of(workload: Workload, options: Any) -> dict[str, Any]:
     """Return the figures of one workload."""
-    console.log(f"{workload.name}: making {options.subscriptions:,} subscriptions")
+    run = Run(workload, options)
     is_topk = options.kind == "topk"
-    window = nc.CountWindow(options.before) if is_topk else None
-    broker = nc.Broker(space=SPACE, vocabulary=fitted(workload), window=window, threads=options.threads)
-    subscriptions = interest_table(workload, workload.interests(options.subscriptions), options.kind, options.k)
-    # The first batch compiles what is not compiled yet.
-    messages = message_table(workload, workload.stream(options.before + (options.rounds + 1) * options.messages))
-
-    def publish_before() -> None:
-        for start in range(0, options.before, PORTION):
-            broker.publish_batch(messages.slice(start, min(PORTION, options.before - start)))
-
-    steps = {"messages before": publish_before, "subscribe": lambda: broker.subscribe(subscriptions)}
+    steps = {"messages before": run.publish_before, "subscribe": run.subscribe}
     taken = {}
     for name in steps if is_topk else reversed(steps):
-        console.log(f"{workload.name}: {name}")
-        taken[name] = seconds(steps[name])
-    times, n_changes = [], 0
-    for number in range(options.rounds + 1):
-        batch = messages.slice(options.before + number * options.messages, options.messages)
-        deliveries: list[pa.Table] = []
-        time = seconds(lambda batch=batch, into=deliveries: into.append(broker.publish_batch(batch)))
-        if number > 0:
-            times.append(options.messages / time)
-            n_changes += deliveries[0].num_rows
-    buffers = broker._feeds._buffers
-    return {
-        "messages/s": spread(times)._asdict(),
-        "changes a message": n_changes / (options.rounds * options.messages),
-        "entries of a buffer": float(buffers.table["size"].mean()),
+        taken[name] = steps[name]()
+    console.log(f"{workload.name}: {options.rounds} rounds of {options.messages:,} messages")
+    # The first round compiles what is not compiled yet.
+    rounds = [run.next_round() for _ in range(options.rounds + 1)][1:]
+    rates = spread([options.messages / (told.publishing + told.changing) for told in rounds])._asdict()
+    figures: dict[str, Any] = {"messages/s": rates}
+    if options.churn:
+        alone = spread([options.messages / told.publishing for told in rounds])._asdict()
+        changing = spread([1e6 * told.changing / (2 * run.n_churn) for told in rounds])._asdict()
+        figures |= {"messages/s without churn": alone, "µs a subscription that comes or goes": changing}
+    return figures | {
+        "changes a message": sum(told.n_changes for told in rounds) / (options.rounds * options.messages),
+        "entries of a buffer": float(run.broker._feeds._buffers.table["size"].mean()),
         **{f"{name}, s": value for name, value in taken.items()},
         "peak memory, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
     }
+
+
+class Round(NamedTuple):
+    """Seconds that a batch took, and those that changing the subscriptions took; what came of the batch."""
+
+    publishing: float
+    changing: float
+    n_changes: int
+
+
+class Run:
+    """A broker and the messages and subscriptions that come to it; these are made in portions, off the clock."""
+
+    def __init__(self, workload: Workload, options: Any):
+        self._workload, self._options = workload, options
+        window = nc.CountWindow(options.before) if options.kind == "topk" else None
+        self.broker = nc.Broker(space=SPACE, vocabulary=fitted(workload), window=window, threads=options.threads)
+        self._stream = workload.stream(options.before + (options.rounds + 1) * options.messages)
+        self._n_published = 0
+        self._ids = [0, 0]  # of the subscriptions that are there: from, to
+        self.n_churn = round(options.churn * options.messages / 1_000)
+
+    def subscribe(self) -> float:
+        """Register all subscriptions, and return how long it took."""
+        n, time = self._options.subscriptions, 0.0
+        portion = SUBSCRIBED[self._options.kind]
+        for start in range(0, n, portion):
+            time += self._subscribe(min(portion, n - start))
+            self._log(f"{self._ids[1]:,} of {n:,} subscriptions, {time:,.0f} s")
+        return time
+
+    def publish_before(self) -> float:
+        """Publish all messages that come before the clock starts, and return how long it took.
+
+        While subscriptions have few results each message changes most of them, so portions are small at first.
+        """
+        n, time, size, told = self._options.before, 0.0, FIRST_PORTION, 0.0
+        while self._n_published < n:
+            batch = self._batch(min(size, n - self._n_published))
+            taken, n_changes = self._publish(batch)
+            time += taken
+            size = int(min(PORTION, 2 * size, max(1, MAX_CHANGES * batch.num_rows / max(n_changes, 1))))
+            if time - told > SECONDS_BETWEEN_LINES:
+                told = time
+                self._log(f"{self._n_published:,} of {n:,} messages, {time:,.0f} s")
+        return time
+
+    def next_round(self) -> Round:
+        """Publish a batch; then let subscriptions come and others, the oldest, go."""
+        publishing, n_changes = self._publish(self._batch(self._options.messages))
+        changing = 0.0
+        if self.n_churn:
+            changing = self._subscribe(self.n_churn)
+            changing += seconds(lambda: self.broker.unsubscribe(range(self._ids[0], self._ids[0] + self.n_churn)))
+            self._ids[0] += self.n_churn
+        return Round(publishing, changing, n_changes)
+
+    def _subscribe(self, n: int) -> float:
+        first = self._ids[1]
+        some = self._workload.interests(n, first=first)
+        table = interest_table(self._workload, some, self._options.kind, self._options.k, first)
+        if self._options.k_drawn:
+            ks = np.random.default_rng(first).integers(1, self._options.k + 1, n)
+            table = table.set_column(table.schema.get_field_index("k"), "k", pa.array(ks))
+        self._ids[1] += n
+        return seconds(lambda: self.broker.subscribe(table))
+
+    def _batch(self, n: int) -> pa.Table:
+        some = points_at(self._stream, np.arange(self._n_published, self._n_published + n))
+        table = message_table(self._workload, some)
+        table = table.set_column(0, "id", pa.array(np.arange(self._n_published, self._n_published + n)))
+        self._n_published += n
+        return table
+
+    def _publish(self, batch: pa.Table) -> tuple[float, int]:
+        into: list[pa.Table] = []
+        time = seconds(lambda: into.append(self.broker.publish_batch(batch)))
+        return time, into[0].num_rows
+
+    def _log(self, text: str) -> None:
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        console.log(f"{self._workload.name}: {text}, at most {memory:.1f} GB")
 
 
 def rivals_of(workload: Workload, options: Any) -> dict[str, Any]:

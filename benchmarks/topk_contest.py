@@ -148,12 +148,12 @@ def clock(second: int) -> pa.Table:
     return pa.table({"id": [-second], "x": [0.5], "y": [0.5], "keywords": keywords, "ts": [float(second)]})
 
 
-def interest_table(workload: Workload, some: Interests, kind: str, k: int) -> pa.Table:
+def interest_table(workload: Workload, some: Interests, kind: str, k: int, first_id: int = 0) -> pa.Table:
     """Return subscriptions as a table; for top-k, the preference is what `some` has for words."""
     n = some.x.size
     columns = {
-        "id": np.arange(n),
-        "kind": pa.array([kind] * n),
+        "id": np.arange(first_id, first_id + n),
+        "kind": pa.repeat(kind, n),
         "keywords": word_lists(workload, some),
         "x": some.x,
         "y": some.y,

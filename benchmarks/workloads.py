@@ -102,6 +102,7 @@ class Workload:
         self,
         n: int,
         *,
+        first: int = 0,
         n_words: tuple[int, int] = (1, 5),
         text_weights: tuple[float, float] = (0.0, 1.0),
         thresholds: tuple[float, float] = (0.5, 1.0),
@@ -112,13 +113,13 @@ class Workload:
         The numbers are drawn evenly from their ranges, by default those of the STAMP paper (section VII-A).
         """
         words, x, y = [], [], []
-        for start in range(0, n, PART):
-            messages = self.sample(start, min(PART, n - start))
+        for start in range(first, first + n, PART):
+            messages = self.sample(start, min(PART, first + n - start))
             words.append(some_words(messages, n_words, np.random.default_rng(2001 + start)))
             x.append(messages.x)
             y.append(messages.y)
         offsets = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(part[0]) for part in words]))])
-        draw = np.random.default_rng(2000)
+        draw = np.random.default_rng(2000 + first)
         return Interests(
             offsets,
             np.concatenate([part[1] for part in words]),

@@ -67,8 +67,8 @@ from nearcast.text.vocabulary import Vocabulary
 
 OnError = Literal["raise", "skip"]
 ON_ERROR = ("raise", "skip")
-# A batch is taken in by pieces while there are feeds: the first has so many messages, the others as many as should give
-# so many pairs of a feed and a message, but not much more than the one before.
+# A batch is taken in by pieces while there are feeds: each has as many messages as should give so many pairs of a feed
+# and a message, but the first no more than this, and the others not many more than the one before.
 FIRST_PIECE = 64
 MAX_PAIRS_OF_A_PIECE = 1 << 20
 MAX_GROWTH = 8
@@ -171,6 +171,7 @@ class Broker:
         self._moves = Moves(self._book, self._feeds, self._active)
         self._fences = Fences(self._book, self._active, self._moves, fence) if fence and self._active else None
         self._tally = Tally()
+        self._pairs_a_message = 0.0
         self._parts = Parts(self._book, self._feeds, self._intake, self._active, self._fences, self._tally)
         self._guard = Guard()
         self._registration = Registration(self._parts, self._moves, self._guard, self._writing, self._lock)
@@ -683,7 +684,9 @@ class Broker:
     ) -> tuple[Matches, FeedChanges]:
         """Take in a batch piece by piece: floors rise between them, and fewer and fewer messages are found."""
         others: list[Matches] = []
-        start, size = 0, FIRST_PIECE
+        # What a new feed takes is not known; it may be every message.
+        expected = self._pairs_a_message + self._feeds.n_new
+        start, size = 0, max(1, int(min(FIRST_PIECE, MAX_PAIRS_OF_A_PIECE / max(1, expected))))
         with self._guard.change("publish"):
             self._note_messages(ids, id_type)
             while start < len(ids) or not others:
@@ -695,8 +698,8 @@ class Broker:
                 self._feeds.take(found.chosen(keeps_results), piece, ids[start:stop])
                 rest = found.chosen(~keeps_results)
                 others.append(rest._replace(rows=rest.rows + start))
-                pace = MAX_PAIRS_OF_A_PIECE / max(1, int(keeps_results.sum()))
-                size = max(1, int(size * min(pace, MAX_GROWTH)))
+                self._pairs_a_message = int(keeps_results.sum()) / max(1, stop - start)
+                size = max(1, int(min(size * MAX_GROWTH, MAX_PAIRS_OF_A_PIECE / max(1, self._pairs_a_message))))
                 start = stop
             return joined(others), self._feeds.finish()
 

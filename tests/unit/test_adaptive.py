@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import nearcast as nc
+from nearcast.index import adaptive
 from nearcast.jit import lowest_bit
 from nearcast.kernels.postings import GRID, MAX_COARSE_WORDS, slab_of
 from nearcast.kernels.probe import sort_candidates, sort_with_numbers
@@ -88,6 +89,37 @@ def test_a_run_that_is_cut_finer_finds_every_box_and_border():
     expected = sorted(zip(rows.tolist(), slots.tolist(), strict=True))
     assert list(zip(found["message"].to_pylist(), found["subscription"].to_pylist(), strict=True)) == expected
     assert "1 split by space" in broker.describe()
+
+
+@pytest.mark.parametrize("window", [None, nc.CountWindow(60)])
+def test_feeds_in_segments_of_limited_size_get_what_the_exhaustive_index_gives(window, monkeypatch):
+    # Without a window balls shrink where they lie; with one, floors go up and down and are posted anew.
+    monkeypatch.setattr(adaptive, "MAX_MERGED_FEEDS", 400)
+    monkeypatch.setattr(adaptive, "MAX_DELTA", 16)
+    draw = random.Random(7)
+
+    def feed(number):
+        at, words = (draw.random(), draw.random()), some_words(draw, 4)
+        return nc.Nearest(number, words, at=at, k=4) if number % 2 or window is None else nc.TopK(number, words, at=at)
+
+    brokers = [
+        nc.Broker(space=nc.Planar(0, 0, 1, 1), window=window, index=index, threads=2)
+        for index in ("adaptive", "exhaustive")
+    ]
+    for turn in range(12):
+        new = [feed(200 * turn + i) for i in range(200)]
+        gone = draw.sample(brokers[0].ids(), len(brokers[0]) // 10)
+        batch = [nc.Message(m.id + 150 * turn, m.x, m.y, m.text) for m in messages(draw, 150, False)]
+        ours, theirs = (
+            [broker.subscribe(new), broker.unsubscribe(gone), broker.publish_batch(batch)] for broker in brokers
+        )
+        assert ours == theirs
+        assert ours[2].num_rows > 50
+    segments = brokers[0]._book._contents.index._view.segments
+    assert len(segments) > 2
+    assert max(part.slots.size for part in segments) <= 400
+    assert sum(part.slots.size for part in segments) < 4 * len(brokers[0])
+    assert brokers[0].stats().candidates < brokers[1].stats().candidates / 3
 
 
 def test_a_segment_may_hold_only_subscriptions_that_nothing_can_match():

@@ -23,8 +23,8 @@ def kept(monkeypatch):
         broker.subscribe(nc.TopK("s", "tea", at=(0, 0), k=2, spatial_weight=1))
         for i, x in enumerate(after):
             broker.publish(nc.Message(f"n{i:02}", x, 0, "tea"))
-        entries, _ = broker._feeds._buffers.held()
-        return np.round(100 * (1 - entries["score"])).astype(int).tolist(), broker
+        [(_, scores, _)] = broker._feeds._buffers.held_in_parts()
+        return np.round(100 * (1 - scores)).astype(int).tolist(), broker
 
     return made
 

@@ -33,6 +33,11 @@ MAX_DELTA_PAIRS = 1 << 14
 TIER_RATIO = 4
 # Publishing makes a segment of the delta if need be, but leaves larger merges to those who subscribe.
 MAX_MERGED_BY_PUBLISHING = 4096
+# Those of subscriptions that keep results are not merged beyond so many: building a segment takes several times its
+# memory, and a result that changes what is posted must not build millions anew.
+MAX_MERGED_FEEDS = 1 << 20
+# The share of a segment that may have been removed or posted anew elsewhere before it is built again.
+MAX_WASTE = 0.5
 # Words are compared after so many messages; beyond this divergence (in nats) a segment is built again.
 MIN_OBSERVED = 1 << 17
 MAX_DIVERGENCE = 0.5
@@ -120,7 +125,7 @@ class AdaptiveIndex:
             if self._is_building or view.delta.size + len(slots) <= MAX_DELTA:
                 self._view = view._replace(delta=np.union1d(view.delta, slots))
             else:
-                self._view = self._merged(view, slots)
+                self._view = self._merged(view, slots, MAX_MERGED_FEEDS)
 
     def move(self, slots: Any) -> None:
         """Post subscriptions anew whose places have changed; what was posted for the old ones does not count."""
@@ -146,16 +151,19 @@ class AdaptiveIndex:
             self._is_alive = room
         self.attach(subscriptions)
         self._n_not_alive += len(slots)
+        most = MAX_MERGED_FEEDS if (subscriptions.ks[slots] > 0).any() else NEVER
         with self._lock:
             self._first_pending = int(slots[0]) if len(slots) else NEVER
             sizes = [part.slots.size for part in self._view.segments]
-            if self._view.delta.size + len(slots) <= MAX_DELTA and first_merged(sizes) >= len(sizes) - 1:
+            if self._view.delta.size + len(slots) <= MAX_DELTA and first_merged(sizes, most) >= len(sizes) - 1:
                 self._view = self._view._replace(delta=np.concatenate([self._view.delta, slots]))
                 return
             self._is_building = True
             before = self._view
         try:
-            view = self._merged(before, slots)
+            view = before
+            for start in range(0, max(len(slots), 1), most):
+                view = self._merged(view, slots[start : start + most], most)
             with self._lock:
                 # What was posted anew meanwhile may have been read with its old floor.
                 reposted = np.setdiff1d(self._view.delta, before.delta)
@@ -309,7 +317,22 @@ class AdaptiveIndex:
         is_merged[self._kept(np.concatenate(merged))] = True
         is_merged[slots] = True
         slots = np.flatnonzero(is_merged)
-        return _View((*view.segments[:first], *self._built(slots)))
+        segments = (*view.segments[:first], *self._built(slots))
+        return _View(self._swept(segments) if slots.size > MAX_MERGED_FEEDS // 2 else segments)
+
+    def _swept(self, segments: tuple[SegmentOfSlots, ...]) -> tuple[SegmentOfSlots, ...]:
+        """Return segments that are too large to be merged; those are built again that are mostly waste."""
+        is_gone = ~self._is_alive
+        is_gone[self._first_pending :] = False
+        swept: list[SegmentOfSlots] = []
+        for part in reversed(segments):
+            is_waste = is_gone[part.slots]
+            is_gone[part.slots] = True
+            if is_waste.mean() > MAX_WASTE:
+                swept += self._built(part.slots[~is_waste])
+            else:
+                swept.append(part)
+        return tuple(reversed(swept))
 
     def _kept(self, slots: Any) -> Any:
         """Return slots, of any type, without those that were removed."""

@@ -24,8 +24,9 @@ from nearcast.text.vocabulary import Vocabulary
 
 # Slots of removed subscriptions that may pile up; beyond it, as many as there are others.
 MIN_DEAD_SLOTS = 1024
-# So few messages are not worth a thread of their own.
+# So few messages are not worth a thread of their own, or so few pairs of a message and a subscription.
 MIN_ROWS_OF_A_TASK = 64
+MIN_PAIRS_OF_A_TASK = 1 << 26
 # The candidates of so many messages stay in the cache.
 MAX_ROWS_OF_A_TASK = 4096
 
@@ -173,7 +174,8 @@ class Book:
         """Return all matches of a batch of messages, and how many candidates were verified."""
         n_messages = messages.x.size
         n_tasks = 4 * self._threads if self.pool else 1
-        step = max(MIN_ROWS_OF_A_TASK, min(MAX_ROWS_OF_A_TASK, -(-n_messages // n_tasks)))
+        least = max(1, min(MIN_ROWS_OF_A_TASK, MIN_PAIRS_OF_A_TASK // max(1, len(self))))
+        step = max(least, min(MAX_ROWS_OF_A_TASK, -(-n_messages // n_tasks)))
         if n_messages <= step:
             return self._found_in(messages, 0, n_messages)
         divide = map if self.pool is None else self.pool.map

@@ -39,6 +39,21 @@ class Growable:
         self.size = size
 
 
+class GrowableInPlace(Growable):
+    """One whose room grows where it lies, so that it is never there twice; no view of it may be in use meanwhile."""
+
+    def extend(self, values: Any) -> None:
+        """Append all of `values`."""
+        self.lengthen(len(values))
+        self.values[self.size - len(values) :] = values
+
+    def lengthen(self, n: int) -> None:
+        """Append so many zeros, or whatever else lies there."""
+        self.size += n
+        if self.size > len(self._room):
+            self._room.resize(max(self.size, len(self._room) * 9 // 8, 16), refcheck=False)
+
+
 class GrowableColumns(Generic[Columns]):
     """A named tuple of arrays that grow together; a field called `x_offsets` holds the offsets of ragged rows."""
 

@@ -76,16 +76,50 @@ def laid_out(scored: Any, lines: Any, is_geographic: bool, max_dist: float, spac
             if max(abs(least), slope) > FAR:
                 least = FAR
                 slope = 0.0
-            ball[3] = least + BALL_SLACK * (abs(least) + 1.0)
+            ball[3] = with_slack(least)
             ball[4] = slope
             for axis in range(3):
                 summary[axis] = min(summary[axis], ball[axis])
                 summary[3 + axis] = max(summary[3 + axis], ball[axis])
-            for unit in range(N_UNITS):
-                reach = ball[3] + ball[4] * np.float32(unit / (N_UNITS - 1))
-                is_anywhere = ball[4] > 0.0 and reach >= max_dist / scale
-                summary[6 + unit] = max(summary[6 + unit], FAR if is_anywhere else reach)
+        set_reach(balls[block], summary, max_dist / scale)
     return balls, summaries
+
+
+@kernel
+def with_slack(radius: float) -> float:
+    """Return a radius that is large enough in float32 too."""
+    return radius + BALL_SLACK * (abs(radius) + 1.0)
+
+
+@kernel
+def set_reach(block: Any, summary: Any, far: float) -> None:
+    """Fill in how far the balls of a block reach at most; `far` is `max_dist` as balls measure it."""
+    leasts = block[3]
+    slopes = block[4]
+    for unit in range(N_UNITS):
+        share = np.float32(unit / (N_UNITS - 1))
+        greatest = np.float32(-np.inf)
+        for i in range(BLOCK):
+            reach = leasts[i] + slopes[i] * share
+            is_anywhere = (slopes[i] > 0.0) & (reach >= far)
+            greatest = max(greatest, np.float32(FAR) if is_anywhere else reach)
+        summary[6 + unit] = greatest
+
+
+@kernel
+def shrink(balls: Any, summaries: Any, place: int, radius: float, far: float) -> None:
+    """Give a ball whose slope is 0 a smaller radius.
+
+    Several threads may do so at once: a radius that one of them sees too late is only larger than it need be.
+    """
+    block = place >> BLOCK_BITS
+    before = balls[block, 3, place & (BLOCK - 1)]
+    balls[block, 3, place & (BLOCK - 1)] = min(before, np.float32(with_slack(radius)))
+    summary = summaries[block]
+    for unit in range(N_UNITS):
+        if before >= summary[6 + unit]:
+            set_reach(balls[block], summary, far)
+            return
 
 
 @kernel

@@ -21,7 +21,7 @@ import numpy as np
 
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD
 from nearcast.jit import kernel, lowest_bit, prefetch
-from nearcast.kernels.balls import BLOCK, FAR, balls_with, coordinates, scale_of
+from nearcast.kernels.balls import BLOCK, FAR, balls_with, coordinates, scale_of, shrink
 from nearcast.kernels.postings import (
     EMPTY,
     FIRST_SCORED_KEY,
@@ -298,6 +298,8 @@ def probe(
     other_words = segment.other_words
     scored = segment.scored
     scored_slots = segment.scored_slots
+    balls = segment.balls
+    summaries = segment.summaries
     has_boolean = postings.size > 0
     has_scored = scored.size > 0
     s_token_offsets = s.token_offsets
@@ -310,7 +312,8 @@ def probe(
     token_ids = messages.token_ids
     token_weights = messages.token_weights
     token_units = messages.token_units
-    far = np.float32(min(FAR, max_dist / scale_of(is_geographic, space_box)))
+    scale = scale_of(is_geographic, space_box)
+    far = np.float32(min(FAR, max_dist / scale))
     hits = np.empty(1024, np.int64)
     spans = np.empty((64, 4), np.int64)
     spare = np.empty(BLOCK_SIZE, np.int64)
@@ -399,8 +402,14 @@ def probe(
             away = distance(is_geographic, record["x"], record["y"], x, y)
             near = spatial_similarity(away, max_dist)
             alike = 0.0
-            if is_nearest and -away < least:
-                continue
+            if is_nearest:
+                # What was posted for another floor has been posted anew since.
+                if -away < least or least != s_numbers[slot, BLEND_WEIGHT]:
+                    continue
+                if -away < s_numbers[slot, THRESHOLD]:
+                    # There are nearer results by now. The ball follows here, where it was hit in vain.
+                    shrink(balls, summaries, hits[i], -s_numbers[slot, THRESHOLD] / scale, max_dist / scale)
+                    continue
             # A cosine may be above 1 by its rounding.
             if is_topk and blend(weight, near, 1.0 + SLACK) < least:
                 continue
@@ -436,10 +445,7 @@ def probe(
                 score = blend(weight, near, alike) if is_topk else blend(weight, alike, near)
                 if score < least:
                     continue
-            # What was posted for another floor has been posted anew since.
             if is_topk and least != s_numbers[slot, THRESHOLD]:
-                continue
-            if is_nearest and (least != s_numbers[slot, BLEND_WEIGHT] or -away < s_numbers[slot, THRESHOLD]):
                 continue
             if has_dead and not is_alive[slot]:
                 continue

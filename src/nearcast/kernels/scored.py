@@ -82,7 +82,7 @@ def radius_of(s: Any, slot: int, weight: float, count: int, max_dist: float) -> 
     """Return how near a message must be that shares words of this weight and number at most; negative for never."""
     numbers = s.numbers[slot]
     if s.kinds[slot] == NEAREST:
-        return -numbers[BLEND_WEIGHT]
+        return -numbers[THRESHOLD]
     if s.kinds[slot] == TOPK:
         # A message has unit length too, so the cosine is at most the length of what is shared.
         return reach(1.0 - numbers[BLEND_WEIGHT], numbers[THRESHOLD], math.sqrt(weight), max_dist)

@@ -8,6 +8,9 @@ A buffer holds every current message with at least the floor of its subscription
 `max_dominators` others, k or more: each ranks before it and stays as long or longer, so it will never be among the best
 k. While a buffer holds k, its first k are the answer. A count of dominators never falls: whoever dominates a message
 outlives it.
+
+There are tens of entries for each of millions of subscriptions, so arrival and count share a number, the `stamp`:
+`arrival << COUNT_BITS | count`. A count stays at MAX_COUNTED when it gets there; whoever may have more is kept.
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ import numpy as np
 from nearcast.jit import kernel, prefetch
 
 FEED = np.dtype(
-    [("start", np.int64), ("order", np.int64)]
+    [("start", np.int64), ("order", np.int64), ("wakes", np.int64)]
     + [(name, np.int32) for name in ("size", "capacity", "k", "slot", "is_nearest", "max_dominators")]
 )
 # Buffers lie anywhere in memory; they are asked for so many feeds ahead.
 AHEAD = 16
-ENTRY = np.dtype([("score", np.float64), ("arrival", np.int64), ("n_dominators", np.int64)])
+ENTRY = np.dtype([("score", np.float64), ("stamp", np.int64)])
+COUNT_BITS = 20
+MAX_COUNTED = (1 << COUNT_BITS) - 1
+# When a buffer expires that holds nothing.
+NEVER = np.iinfo(np.int64).max
 
 
 class Clock(NamedTuple):
@@ -96,7 +103,7 @@ def insert(
     place = start
     n_dominators = 0
     while place < start + size and entries[place]["score"] >= score:
-        other = entries[place]["arrival"]
+        other = entries[place]["stamp"] >> COUNT_BITS
         its = recency(has_times, times, first_row, other) if has_window else 0
         if entries[place]["score"] == score:
             is_before = arrival < other if is_nearest else mine > its
@@ -113,14 +120,16 @@ def insert(
     end = place
     for i in range(place, start + size):
         entries[end] = entries[i]
-        if not has_window or mine >= recency(has_times, times, first_row, entries[i]["arrival"]):
-            entries[end]["n_dominators"] += 1
-        end += entries[end]["n_dominators"] < max_dominators
+        stamp = entries[i]["stamp"]
+        count = stamp & MAX_COUNTED
+        if not has_window or mine >= recency(has_times, times, first_row, stamp >> COUNT_BITS):
+            count += count < MAX_COUNTED
+            entries[end]["stamp"] = (stamp >> COUNT_BITS << COUNT_BITS) | count
+        end += count < max_dominators
     for i in range(end, place, -1):
         entries[i] = entries[i - 1]
     entries[place]["score"] = score
-    entries[place]["arrival"] = arrival
-    entries[place]["n_dominators"] = n_dominators
+    entries[place]["stamp"] = (arrival << COUNT_BITS) | min(n_dominators, MAX_COUNTED)
     feed["size"] = end + 1 - start
     return True
 
@@ -135,20 +144,12 @@ def drop_below(feeds: Any, entries: Any, rows: Any, floors: Any) -> None:
 
 
 @kernel
-def pack_buffers(feeds: Any, entries: Any, target: Any, starts: Any, capacities: Any) -> None:
-    """Copy all buffers to their places in `target`."""
-    for i in range(feeds.size):
-        feed = feeds[i]
-        for j in range(feed["size"]):
-            target[starts[i] + j] = entries[feed["start"] + j]
-        feed["start"] = starts[i]
-        feed["capacity"] = capacities[i]
-
-
-@kernel
 def move_buffers(feeds: Any, entries: Any, rows: Any, starts: Any, capacities: Any) -> None:
-    """Move the buffers of some feeds to where they have more room."""
+    """Move the buffers of some feeds to where they have other room."""
     for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch(feeds, rows[i + AHEAD])
+            prefetch(entries, feeds[rows[i + AHEAD // 2]]["start"])
         feed = feeds[rows[i]]
         for j in range(feed["size"]):
             entries[starts[i] + j] = entries[feed["start"] + j]
@@ -165,18 +166,26 @@ def copy_best(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any, 
             prefetch(entries, feeds[rows[i + AHEAD // 2]]["start"])
         feed = feeds[rows[i]]
         for j in range(min(feed["size"], feed["k"])):
-            arrivals[offsets[i] + j] = entries[feed["start"] + j]["arrival"]
+            arrivals[offsets[i] + j] = entries[feed["start"] + j]["stamp"] >> COUNT_BITS
             scores[offsets[i] + j] = entries[feed["start"] + j]["score"]
 
 
 @kernel
 def update(
-    clock: Any, feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any, scores: Any, floors: Any, is_in: Any
+    clock: Any,
+    feeds: Any,
+    entries: Any,
+    rows: Any,
+    offsets: Any,
+    arrivals: Any,
+    scores: Any,
+    floors: Any,
+    oldest: Any,
 ) -> None:
     """Drop what has expired from the buffers of some feeds, and insert what is new, feed by feed in order of arrival.
 
     offsets, arrivals, scores   ragged rows, one for each of `rows`; a message may be there twice
-    is_in                       filled in: whether each of them was inserted
+    oldest                      filled in if there is a window: the least recency in the buffer, or less, of each row
     """
     # Local names: handing over a named tuple costs more than all that is done with it.
     has_window = clock.has_window
@@ -192,11 +201,14 @@ def update(
             prefetch(feeds, rows[i + AHEAD])
             prefetch(entries, feeds[rows[i + AHEAD // 2]]["start"])
         feed = feeds[rows[i]]
+        least = NEVER
         if has_window:
             start = feed["start"]
             to = start
             for place in range(start, start + feed["size"]):
-                if is_current(has_times, times, first_row, first_arrival, after_time, entries[place]["arrival"]):
+                arrival = entries[place]["stamp"] >> COUNT_BITS
+                if is_current(has_times, times, first_row, first_arrival, after_time, arrival):
+                    least = min(least, recency(has_times, times, first_row, arrival))
                     if to < place:
                         entries[to] = entries[place]
                     to += 1
@@ -208,7 +220,7 @@ def update(
                 continue
             last = arrival
             if not has_window or is_current(has_times, times, first_row, first_arrival, after_time, arrival):
-                is_in[j] = insert(
+                is_in = insert(
                     has_window,
                     has_times,
                     times,
@@ -220,6 +232,9 @@ def update(
                     scores[j],
                     arrival,
                 )
+                if has_window and is_in:
+                    least = min(least, recency(has_times, times, first_row, arrival))
+        oldest[i] = least
 
 
 @kernel
@@ -241,6 +256,8 @@ def differences(
     """
     out_rows, out_arrivals, out_signs, out_scores, out_ranks = out
     counts = np.zeros(rows.size, np.int64)
+    # By place in a result; all False before and after each feed.
+    was_there = np.zeros(64, np.bool_)
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch(feeds, rows[i + AHEAD])
@@ -249,16 +266,25 @@ def differences(
         start = feed["start"]
         size = min(feed["size"], feed["k"])
         n_before = offsets[i + 1] - offsets[i]
+        if size > was_there.size:
+            was_there = np.zeros(2 * size, np.bool_)
         end = out_offsets[i]
         # What has not changed is mostly at the front.
         same = 0
-        while same < min(size, n_before) and entries[start + same]["arrival"] == arrivals[offsets[i] + same]:
+        most = min(size, n_before)
+        while same < most and entries[start + same]["stamp"] >> COUNT_BITS == arrivals[offsets[i] + same]:
             same += 1
+        # Those that stay are mostly in the order in which they were, so each is looked for behind the last.
+        place = start + same
         for j in range(offsets[i] + same, offsets[i + 1]):
-            is_there = False
-            for place in range(start + same, start + size):
-                is_there = is_there or entries[place]["arrival"] == arrivals[j]
-            if not is_there:
+            n_left = size - same
+            while n_left > 0 and entries[place]["stamp"] >> COUNT_BITS != arrivals[j]:
+                n_left -= 1
+                place = place + 1 if place + 1 < start + size else start + same
+            if n_left > 0:
+                was_there[place - start] = True
+                place = place + 1 if place + 1 < start + size else start + same
+            else:
                 out_rows[end] = first_row + i
                 out_arrivals[end] = arrivals[j]
                 out_signs[end] = -1
@@ -266,12 +292,11 @@ def differences(
                 out_ranks[end] = j - offsets[i] + 1
                 end += 1
         for place in range(start + same, start + size):
-            was_there = False
-            for j in range(offsets[i] + same, offsets[i + 1]):
-                was_there = was_there or entries[place]["arrival"] == arrivals[j]
-            if not was_there:
+            if was_there[place - start]:
+                was_there[place - start] = False
+            else:
                 out_rows[end] = first_row + i
-                out_arrivals[end] = entries[place]["arrival"]
+                out_arrivals[end] = entries[place]["stamp"] >> COUNT_BITS
                 out_signs[end] = 1
                 out_scores[end] = entries[place]["score"]
                 out_ranks[end] = place - start + 1

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearcast.index.growable import Growable
+from nearcast.columns import NO_TIME
+from nearcast.index.growable import GrowableInPlace
 from nearcast.kernels.skyband import (
+    COUNT_BITS,
     ENTRY,
     FEED,
+    MAX_COUNTED,
     Clock,
     copy_best,
     differences,
     drop_below,
     move_buffers,
-    pack_buffers,
     update,
 )
 
 MIN_ROOM = 4
 # So few feeds are not worth several threads.
 MIN_DIVIDED = 512
-# So many entries may lie idle before all buffers are laid out anew; beyond it, as many as are in use.
-MIN_IDLE = 1024
+# Room comes in this many sizes for each power of two.
+SIZES_OF_A_POWER = 4
+FEEDS_OF_A_PART = 1 << 18
+NO_BLOCKS = np.zeros(0, np.int64)
 
 
 class News(NamedTuple):
@@ -56,13 +60,19 @@ class Differences(NamedTuple):
 
 
 class Buffers:
-    """A feed is a row of `table`, FEED; those of removed subscriptions are used again."""
+    """A feed is a row of `table`, FEED; those of removed subscriptions are used again.
+
+    A buffer lies in a block of entries, of one of a few sizes. One that becomes too small is moved, and the block it
+    leaves is used again for another.
+    """
 
     def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
         self._pool = pool
-        self._feeds = Growable(np.zeros(0, FEED))
-        self._entries = Growable(np.zeros(0, ENTRY))
+        self._feeds = GrowableInPlace(np.zeros(0, FEED))
+        self._entries = GrowableInPlace(np.zeros(0, ENTRY))
         self._free: list[int] = []
+        # Where blocks are free, by their size.
+        self._blocks: dict[int, Any] = {}
 
     def __len__(self) -> int:
         """Return how many feeds there are."""
@@ -88,7 +98,9 @@ class Buffers:
         reused = [self._free.pop() for _ in range(min(len(self._free), n))]
         first = self._feeds.size
         self._feeds.extend(np.zeros(n - len(reused), FEED))
-        return np.concatenate([np.array(reused, np.int64), np.arange(first, self._feeds.size)])
+        feeds = np.concatenate([np.array(reused, np.int64), np.arange(first, self._feeds.size)])
+        self.table["wakes"][feeds] = NO_TIME
+        return feeds
 
     def end(self, feeds: Any) -> None:
         """Give up feeds."""
@@ -97,17 +109,25 @@ class Buffers:
         self._free += feeds.tolist()
 
     def insert(self, clock: Clock, news: News, floors: Any) -> Any:
-        """Drop what has expired, insert what is new and has at least the floor; return which of it was inserted."""
-        self._make_room(news.feeds, np.diff(news.offsets))
-        is_in = np.zeros(news.arrivals.size, bool)
+        """Drop what has expired, insert what is new and has at least the floor.
+
+        Return the least recency in each buffer, or less; NEVER if it is empty, or if there is no window.
+        """
+        needed = self.table["size"][news.feeds] + np.diff(news.offsets)
+        if not clock.has_window:
+            # Whoever ranks before dominates, so no more than k stay.
+            limits = self.table["max_dominators"][news.feeds]
+            needed = np.where(limits <= MAX_COUNTED, np.minimum(needed, limits), needed)
+        self._make_room(news.feeds, needed)
+        oldest = np.empty(news.feeds.size, np.int64)
         table, entries = self.table, self._entries.values
 
         def update_some(start: int, stop: int) -> None:
             some = (news.feeds[start:stop], news.offsets[start : stop + 1], news.arrivals, news.scores)
-            update(clock, table, entries, *some, floors[start:stop], is_in)
+            update(clock, table, entries, *some, floors[start:stop], oldest[start:stop])
 
         self._divided(news.feeds.size, update_some)
-        return is_in
+        return oldest
 
     def drop_below(self, feeds: Any, floors: Any) -> None:
         """Drop what is below a floor."""
@@ -121,17 +141,20 @@ class Buffers:
         """Return the score of one entry of each feed, given by its rank, from 0 on."""
         return self._entries.values["score"][self.table["start"][feeds] + ranks]
 
-    def of(self, feed: int, most: int) -> Any:
-        """Return the first entries of a feed, ENTRY."""
+    def of(self, feed: int, most: int) -> tuple[Any, Any]:
+        """Return arrivals and scores of the first entries of a feed."""
         row = self.table[feed]
-        return self._entries.values[row["start"] : row["start"] + min(int(row["size"]), most)]
+        entries = self._entries.values[row["start"] : row["start"] + min(int(row["size"]), most)]
+        return entries["stamp"] >> COUNT_BITS, entries["score"].copy()
 
-    def held(self) -> tuple[Any, Any]:
-        """Return all entries of all feeds, ENTRY, and the feed of each."""
-        feeds = self.used
-        sizes = self.table["size"][feeds].astype(np.int64)
-        places = _spread(self.table["start"][feeds], sizes)
-        return self._entries.values[places], np.repeat(feeds, sizes)
+    def held_in_parts(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield the entries of all feeds, many feeds at a time: arrivals, scores, and the feed of each."""
+        used = self.used
+        for start in range(0, max(used.size, 1), FEEDS_OF_A_PART):
+            feeds = used[start : start + FEEDS_OF_A_PART]
+            sizes = self.table["size"][feeds].astype(np.int64)
+            entries = self._entries.values[_spread(self.table["start"][feeds], sizes)]
+            yield entries["stamp"] >> COUNT_BITS, entries["score"], np.repeat(feeds, sizes)
 
     def best(self, feeds: Any) -> Best:
         """Return the results of feeds."""
@@ -170,32 +193,43 @@ class Buffers:
         step = -(-n_feeds // (2 * self._pool._max_workers))
         return list(self._pool.map(lambda start: work(start, min(start + step, n_feeds)), range(0, n_feeds, step)))
 
-    def _make_room(self, feeds: Any, n_new: Any) -> None:
-        """Move the buffers that are too small for so many more entries."""
-        rows = self.table[feeds]
-        needed = rows["size"] + n_new
-        is_small = needed > rows["capacity"]
-        if not is_small.any():
-            return
-        # A first answer has more entries than stay: many of them dominate others.
-        is_first = rows["size"][is_small] == 0
-        capacities = np.maximum(needed[is_small] + ~is_first * (needed[is_small] // 2), MIN_ROOM).astype(np.int64)
-        if self._entries.size > 2 * (int(self.table["size"].sum()) + int(capacities.sum())) + MIN_IDLE:
-            self._pack(feeds, n_new)
-            return
-        starts = self._entries.size + np.cumsum(capacities) - capacities
-        self._entries.extend(np.zeros(capacities.sum(), ENTRY))
-        move_buffers(self.table, self._entries.values, feeds[is_small], starts, capacities)
+    def _make_room(self, feeds: Any, needed: Any) -> None:
+        """Move the buffers that are too small for so many entries."""
+        is_small = needed > self.table["capacity"][feeds]
+        if is_small.any():
+            self._move(feeds[is_small], _block_sizes(needed[is_small]))
 
-    def _pack(self, feeds: Any, n_new: Any) -> None:
-        """Lay all buffers out anew, with some room, and with that for the new entries of some."""
-        needed = self.table["size"].astype(np.int64)
-        needed[feeds] += n_new
-        capacities = np.maximum(needed + needed // 4, MIN_ROOM)
-        ends = np.cumsum(capacities)
-        entries = np.zeros(int(ends[-1]), ENTRY)
-        pack_buffers(self.table, self._entries.values, entries, ends - capacities, capacities)
-        self._entries = Growable(entries)
+    def fit(self, feeds: Any) -> None:
+        """Move buffers that have become far too large to smaller blocks."""
+        rows = self.table[feeds]
+        sizes = _block_sizes(rows["size"] + 1)
+        is_large = sizes < rows["capacity"]
+        self._move(feeds[is_large], sizes[is_large])
+
+    def _move(self, feeds: Any, sizes: Any) -> None:
+        """Move buffers to blocks of other sizes, and keep those they leave for others."""
+        left, left_sizes = self.table["start"][feeds], self.table["capacity"][feeds]
+        starts = np.empty(feeds.size, np.int64)
+        for size in np.unique(sizes).tolist():
+            wanted = np.flatnonzero(sizes == size)
+            free = self._blocks.get(size, NO_BLOCKS)
+            n_reused = min(free.size, wanted.size)
+            starts[wanted[:n_reused]] = free[free.size - n_reused :]
+            self._blocks[size] = free[: free.size - n_reused]
+            n_new = wanted.size - n_reused
+            starts[wanted[n_reused:]] = self._entries.size + size * np.arange(n_new)
+            self._entries.lengthen(size * n_new)
+        move_buffers(self.table, self._entries.values, feeds, starts, sizes)
+        for size in np.unique(left_sizes[left_sizes > 0]).tolist():
+            free = self._blocks.get(size, NO_BLOCKS)
+            self._blocks[size] = np.concatenate([free, left[left_sizes == size]])
+
+
+def _block_sizes(needed: Any) -> Any:
+    """Return the sizes of blocks with room for so many entries."""
+    power = np.frexp(np.maximum(needed - 1, 1).astype(np.float64))[1]
+    step = np.maximum((1 << power.astype(np.int64)) // (2 * SIZES_OF_A_POWER), MIN_ROOM)
+    return -(-needed.astype(np.int64) // step) * step
 
 
 def _spread(starts: Any, sizes: Any) -> Any:

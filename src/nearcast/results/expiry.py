@@ -1,4 +1,4 @@
-"""Which feeds hold a message that expires?"""
+"""Whose oldest message expires?"""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from nearcast.index.adaptive import first_merged
 
 
 class ExpiryLog:
-    """Who took in which message, sorted by when messages expire: a few runs, merged when they are of similar size.
+    """Which feed is to be looked at when, sorted by that: a few runs, merged when they are of similar size.
 
-    A feed may have dropped the message since then, or be another one by now; whoever asks looks for himself.
+    A feed may have dropped its oldest message since then, or be another one by now; whoever asks looks for himself.
     """
 
     def __init__(self) -> None:
         self._runs: list[tuple[Any, Any]] = []
 
     def add(self, recency: Any, feeds: Any) -> None:
-        """Note that feeds have taken in messages."""
+        """Note the recency of the oldest message of each feed."""
         order = np.argsort(recency, kind="stable")
         self._runs.append((recency[order], feeds[order].astype(np.int32)))
         first = first_merged([keys.size for keys, _ in self._runs])
@@ -29,7 +29,7 @@ class ExpiryLog:
             self._runs[first:] = [(keys[order], owners[order])]
 
     def expired(self, limit: int) -> Any:
-        """Return who took in messages whose recency is below a limit, and forget it."""
+        """Return the feeds that were noted with a recency below a limit, and forget that."""
         gone = []
         for i, (keys, owners) in enumerate(self._runs):
             n = int(np.searchsorted(keys, limit))

@@ -23,11 +23,13 @@ from nearcast.index.growable import id_values
 from nearcast.index.matches import Matches, filled
 from nearcast.index.protocol import unverified
 from nearcast.kernels.evaluate import lowered
+from nearcast.kernels.skyband import NEVER
 from nearcast.kernels.verify import NEAREST, TOPK, distances_of
 from nearcast.model import Geographic, Id, Window
 from nearcast.results.buffers import Best, Buffers, News
 from nearcast.results.expiry import ExpiryLog
 from nearcast.results.keeping import KEEPINGS, KeepingName
+from nearcast.results.message_ids import MessageIds
 from nearcast.results.message_index import MessageIndex
 from nearcast.results.standings import Entry, nearest_entry, topk_entry
 from nearcast.results.window import NO_WINDOW, MessageWindow, compact_rows
@@ -35,9 +37,6 @@ from nearcast.results.window import NO_WINDOW, MessageWindow, compact_rows
 LOWEST = {TOPK: 0.0, NEAREST: -np.inf}
 # A buffer so many times larger than it should be gets a higher floor.
 MAX_OVERSIZE = 2
-# Without a window floors rise with every result; one is posted anew when the distance has fallen to this share.
-MAX_SHRUNK = 0.7
-MIN_IDS = 1024
 ANY_NUMBER = np.iinfo(np.int32).max
 # All that may enter the buffers of so many feeds is held at once.
 EVALUATED_AT_ONCE = 1 << 15
@@ -100,14 +99,15 @@ class Feeds:
         self._keeping = KEEPINGS[keeping]
         self._buffers = Buffers(book.pool)
         self.n_evaluated = 0
+        self.n_new = 0
+        """How many feeds without any result have been registered since the last batch."""
         self._feed_of_slot = np.zeros(0, np.int32)
         self._generation = -1
         self._log = ExpiryLog()
         # The results that feeds had before the batch at hand.
         self._remembered: list[tuple[Any, Best]] = []
         self._is_remembered = np.zeros(0, bool)
-        # Without a window, the ids of the messages in the buffers, by arrival.
-        self._ids: dict[int, Id] = {}
+        self._ids = MessageIds()
 
     def __bool__(self) -> bool:
         """Whether any subscription keeps results."""
@@ -122,10 +122,15 @@ class Feeds:
             return NO_CHANGES
         feeds = self._new_feeds(slots)
         if self.window is None:
+            self.n_new += feeds.size
             return NO_CHANGES
-        before = self._buffers.best(feeds)
-        self._evaluate(feeds)
-        return self._changes(feeds, before)
+        some = [feeds[start : start + EVALUATED_AT_ONCE] for start in range(0, feeds.size, EVALUATED_AT_ONCE)]
+        changes = []
+        for part in some:
+            before = self._buffers.best(part)
+            self._evaluate(part)
+            changes.append(self._changes(part, before))
+        return all_changes(changes)
 
     def standing(self, slots: Any) -> Standing:
         """Return the results that subscriptions have now, before they are put elsewhere."""
@@ -160,13 +165,14 @@ class Feeds:
             self._messages.append(own)
         elif not self:
             return
+        else:
+            self._ids.append(messages.arrivals, ids)
         self._follow_slots()
         news = self._news(found, messages)
         feeds = news.feeds
         self._remember(feeds)
-        is_in = self._insert(news)
+        self._insert(news)
         if self.window is None:
-            self._note_ids(news.arrivals[is_in], messages, ids)
             self._lift_floors(feeds)
         else:
             self._mind_sizes(feeds)
@@ -177,13 +183,13 @@ class Feeds:
         for feeds, _ in self._remembered:
             self._is_remembered[feeds] = False
         self._remembered = []
+        self.n_new = 0
         if self.window is not None:
             assert self._messages is not None
             self._messages.expire(self.window.first_arrival)
             self.window.cut()
-        elif len(self._ids) > MIN_IDS + 2 * self._buffers.table["size"].sum():
-            held = set(self._buffers.held()[0]["arrival"].tolist())
-            self._ids = {arrival: message_id for arrival, message_id in self._ids.items() if arrival in held}
+        elif self._ids.are_many:
+            self._ids.keep(arrivals for arrivals, _, _ in self._buffers.held_in_parts())
         return all_changes(changes)
 
     def _remember(self, feeds: Any) -> None:
@@ -203,21 +209,32 @@ class Feeds:
         arrivals = messages.arrivals[found.rows]
         is_nearest = self._buffers.table["is_nearest"][owners] != 0
         scores = np.where(is_nearest, -filled(found.distances, owners.size), filled(found.scores, owners.size))
-        order = np.lexsort((arrivals, owners))
+        order = np.argsort((owners.astype(np.int64) << 32) | found.rows)
         owners, arrivals, scores = owners[order], arrivals[order], scores[order]
-        expired = self._log.expired(0 if self.window is None else self.window.least_recency)
-        feeds = np.union1d(owners, expired[self._buffers.table["k"][expired] > 0]).astype(np.int64)
+        feeds = owners[np.diff(owners, prepend=-1) > 0].astype(np.int64)
+        if self.window is not None:
+            expired = self._log.expired(self.window.least_recency)
+            feeds = np.union1d(feeds, expired[self._buffers.table["k"][expired] > 0])
         return News(feeds, np.searchsorted(owners, np.append(feeds, self._buffers.table.size)), arrivals, scores)
 
-    def _insert(self, news: News) -> Any:
-        """Drop what has expired, insert what is new; return which of it was inserted."""
+    def _insert(self, news: News) -> None:
+        """Drop what has expired, insert what is new."""
         is_lagging = self.window is not None and self._keeping.floor_rises == "always"
         floors = self._risen_floors(news.feeds) if is_lagging else self._floors(news.feeds)
-        is_in = self._buffers.insert(self._clock, news, floors)
-        if self.window is not None and is_in.any():
-            owners = np.repeat(news.feeds, np.diff(news.offsets))[is_in]
-            self._log.add(self._recency_of(news.arrivals[is_in]), owners)
-        return is_in
+        oldest = self._buffers.insert(self._clock, news, floors)
+        if self.window is not None:
+            self._note_expiry(news.feeds, oldest)
+
+    def _note_expiry(self, feeds: Any, oldest: Any) -> None:
+        """See to it that feeds are looked at when their oldest messages expire, if not before."""
+        assert self.window is not None
+        wakes = self._buffers.table["wakes"]
+        noted = wakes[feeds]
+        is_due = (oldest < NEVER) & ((noted < self.window.least_recency) | (noted > oldest))
+        feeds, oldest = feeds[is_due], oldest[is_due]
+        wakes[feeds] = oldest
+        if feeds.size:
+            self._log.add(oldest, feeds)
 
     # --- floors
 
@@ -238,16 +255,14 @@ class Feeds:
             self._book.repost(self._buffers.table["slot"][feeds].astype(np.int64))
 
     def _lift_floors(self, feeds: Any) -> None:
-        """Without a window: from k results on, only what is nearer than the last of them matters."""
+        """Without a window: from k results on, only what is nearer than the last of them matters.
+
+        Nothing is posted anew; a ball shrinks where a message hits it in vain (kernels/probe.py).
+        """
         table = self._buffers.table
-        full = feeds[table["size"][feeds] == table["k"][feeds]]
+        full = feeds[table["size"][feeds] >= table["k"][feeds]]
         floors = self._buffers.scores_at(full, table["k"][full] - 1)
-        slots = table["slot"][full]
-        numbers = self._book.columns.numbers
-        numbers[slots, THRESHOLD] = floors
-        has_shrunk = -floors < -numbers[slots, BLEND_WEIGHT] * MAX_SHRUNK
-        self._set_floors(full[has_shrunk], floors[has_shrunk])
-        self._post(full[has_shrunk])
+        self._book.columns.numbers[table["slot"][full], THRESHOLD] = floors
 
     def _mind_sizes(self, feeds: Any) -> None:
         """Evaluate those anew that have too few entries, and lift the floors of those that have too many."""
@@ -314,6 +329,7 @@ class Feeds:
             full = feeds[is_full]
             last_scores = self._buffers.scores_at(full, wanted[is_full] - 1)
             self._set_floors(full, np.array([lowered(score, self._keeping.depth) for score in last_scores.tolist()]))
+        self._buffers.fit(feeds)
 
     def _wanted(self, ks: Any) -> Any:
         """Return how many of the best messages buffers of feeds should start with."""
@@ -332,9 +348,9 @@ class Feeds:
         if not feeds.size:
             return NO_CHANGES
         rows, arrivals, signs, scores, ranks = self._buffers.differences(feeds, before)
-        table = self._buffers.table[feeds[rows]]
-        slots = table["slot"].astype(np.int64)
-        is_nearest = table["is_nearest"] != 0
+        owners = feeds[rows]
+        slots = self._buffers.table["slot"][owners].astype(np.int64)
+        is_nearest = self._buffers.table["is_nearest"][owners] != 0
         places = self._book.columns.numbers[slots, :2]
         if points is not None:
             # What has left had its distance from the place before.
@@ -360,13 +376,8 @@ class Feeds:
 
     def _ids_of(self, arrivals: Any) -> Any:
         if self.window is None:
-            return id_values([self._ids[arrival] for arrival in arrivals.tolist()])
+            return self._ids.of(arrivals)
         return self.window.ids[self.window.rows_of(arrivals)]
-
-    def _note_ids(self, arrivals: Any, messages: MessageColumns, ids: Sequence[Id]) -> None:
-        """Remember the ids of messages that are in a buffer now."""
-        for arrival in np.unique(arrivals).tolist():
-            self._ids[arrival] = ids[arrival - int(messages.arrivals[0])]
 
     # --- feeds and their room
 
@@ -410,8 +421,7 @@ class Feeds:
         self._follow_slots()
         number = int(self._feed_of_slot[slot])
         feed = self._buffers.table[number]
-        part = self._buffers.of(number, int(feed["k"]))
-        arrivals, scores = part["arrival"], part["score"]
+        arrivals, scores = self._buffers.of(number, int(feed["k"]))
         points = self._book.columns.numbers[np.full(arrivals.size, slot), :2]
         is_nearest = np.full(arrivals.size, feed["is_nearest"] != 0)
         distances = self._distances(points, arrivals, scores, is_nearest)
@@ -481,13 +491,13 @@ class Feeds:
 
     def state(self) -> pa.Table:
         """Return all entries as a table, to be saved; their messages have ids here only if there is no window."""
-        entries, feeds = self._buffers.held()
+        arrivals, scores, feeds = (np.concatenate(part) for part in zip(*self._buffers.held_in_parts(), strict=True))
         owners = self._buffers.table["order"][feeds]
-        ids = pa.nulls(len(entries), pa.string())
+        ids = pa.nulls(len(arrivals), pa.string())
         if self.window is None:
-            ids = id_array([self._ids[arrival] for arrival in entries["arrival"].tolist()])
-        arrivals, scores = pa.array(entries["arrival"]), pa.array(entries["score"])
-        return pa.table({"owner": pa.array(owners), "arrival": arrivals, "score": scores, "message": ids})
+            ids = id_array(self._ids.of(arrivals).tolist())
+        columns = {"owner": owners, "arrival": arrivals, "score": scores}
+        return pa.table({name: pa.array(column) for name, column in columns.items()} | {"message": ids})
 
     def restore(self, table: pa.Table) -> None:
         """Take over what `state` returned, for the subscriptions and the messages that are here now."""
@@ -499,7 +509,8 @@ class Feeds:
         feeds = self._new_feeds(slots)
         owners, arrivals, scores = (table[name].to_numpy() for name in ("owner", "arrival", "score"))
         if self.window is None:
-            self._ids = dict(zip(arrivals.tolist(), table["message"].to_pylist(), strict=True))
+            known, places = np.unique(arrivals, return_index=True)
+            self._ids = MessageIds(known, table["message"].take(places).to_pylist())
         owners = self._feed_of_slot[np.searchsorted(self._book.columns.orders, owners)]
         order = np.lexsort((arrivals, owners))
         feeds = np.sort(feeds)

@@ -45,10 +45,14 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: FeedChang
         signs = np.ones(found.rows.size, np.int8)
         return Outcome(found.slots, id_values(ids)[found.rows], signs, found.scores, found.distances)
     n_found = found.rows.size
+    if not n_found:
+        order = np.lexsort((changes.slots, changes.arrivals))
+        told = (changes.slots, changes.message_ids, changes.signs, changes.scores, changes.distances, changes.ranks)
+        return Outcome(*(part[order] for part in told))
     slots = np.concatenate([found.slots, changes.slots])
     order = np.lexsort((slots, np.concatenate([arrivals[found.rows], changes.arrivals])))
     pairs = (
-        (id_values(ids)[found.rows] if n_found else changes.message_ids[:0], changes.message_ids),
+        (id_values(ids)[found.rows], changes.message_ids),
         (np.ones(n_found, np.int8), changes.signs),
         (filled(found.scores, n_found), changes.scores),
         (filled(found.distances, n_found), changes.distances),
