@@ -21,7 +21,7 @@ BY_WORD, BY_SPACE = 1, 2
 
 NODE = np.dtype(
     [
-        ("start", np.int32),  # in links, or in branches
+        ("start", np.int64),  # in links, or in branches
         ("size", np.int32),  # entries now
         ("room", np.int32),  # of a leaf, in links
         ("first_size", np.int32),  # entries when the parent was built

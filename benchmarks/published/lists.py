@@ -12,7 +12,7 @@ import numpy as np
 
 from nearcast.jit import kernel
 
-LIST = np.dtype([("start", np.int32), ("size", np.int32), ("room", np.int32)])
+LIST = np.dtype([("start", np.int64), ("size", np.int32), ("room", np.int32)])
 
 
 @kernel
