@@ -79,7 +79,8 @@ def main() -> None:
     if options.json:
         Path(options.json).parent.mkdir(parents=True, exist_ok=True)
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(provenance(options) | vars(options) | {"results": results}, file, indent=1)
+            told = provenance(options)
+            json.dump(told | told["options"] | {"results": results}, file, indent=1)
 
 
 def figures_of(workload: Workload, options: Any) -> dict[str, Any]:

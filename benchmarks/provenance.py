@@ -30,7 +30,7 @@ def provenance(options: Any = None) -> dict[str, Any]:
         "versions": {"python": platform.python_version()} | versions(),
         "data_not_here": [name for name in DATA_SETS if not (DATA / f"{name}.parquet").exists()],
         # Where a page goes says nothing about the figures on it.
-        "options": {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
+        "options": {k: v for k, v in vars(options).items() if k != "json" and not isinstance(v, Path)}
         if options
         else {},
     }
