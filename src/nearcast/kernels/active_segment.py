@@ -17,6 +17,7 @@ import numpy as np
 from nearcast.jit import kernel
 from nearcast.kernels.message_segment import ONE, bit_of
 from nearcast.kernels.postings import GRID, slab_of
+from nearcast.kernels.probe import roomy
 from nearcast.space.covers import circle_box
 from nearcast.space.distance import planar_distance
 from nearcast.space.regions import ANYWHERE, BOX, CIRCLE
@@ -160,11 +161,13 @@ def round_boxes(boxes: Any, n_boxes: int, space_box: Any, rounded: Any) -> None:
 
 
 @kernel
-def hits_in_boxes(positions: Any, points: Any, start: Any, stop: Any, rounded: Any, hits: Any, n_hits: int) -> int:
-    """Append the positions of a part of a list whose points lie in one of the boxes on the grid; return their number.
+def hits_in_boxes(positions: Any, points: Any, start: Any, stop: Any, rounded: Any, hits: Any, n_hits: int) -> Any:
+    """Append the positions of a part of a list whose points lie in one of the boxes on the grid.
 
-    There must be room for all of them, and one more.
+    Return how many there are then, and `hits`, maybe grown.
     """
+    # One more, since a position is written before it is known whether it counts.
+    hits = roomy(hits, n_hits, stop - start + 1)
     for i in range(start, stop):
         x = np.int32(points[i, 0])
         y = np.int32(points[i, 1])
@@ -173,7 +176,7 @@ def hits_in_boxes(positions: Any, points: Any, start: Any, stop: Any, rounded: A
             is_in |= (rounded[box, 0] <= x) & (rounded[box, 1] <= y) & (rounded[box, 2] >= x) & (rounded[box, 3] >= y)
         hits[n_hits] = positions[i]
         n_hits += is_in
-    return n_hits
+    return n_hits, hits
 
 
 @kernel

@@ -69,8 +69,7 @@ def hits_in_spans(
         if is_listed:
             low = first_from(positions, list_start, list_stop, starts[part])
             list_start = first_from(positions, low, list_stop, stops[part])
-            hits = roomy(hits, n_hits, list_start - low + 1)
-            n_hits = hits_in_boxes(positions, points, low, list_start, rounded, hits, n_hits)
+            n_hits, hits = hits_in_boxes(positions, points, low, list_start, rounded, hits, n_hits)
         else:
             hits = roomy(hits, n_hits, stops[part] - starts[part])
             for position in range(starts[part], stops[part]):
@@ -152,10 +151,8 @@ def boolean_changes(
                     n_boxes = add_cover(is_geographic, old_shape, old_place, boxes, n_boxes)
                 n_boxes = add_cover(is_geographic, new_shape, new_place, boxes, n_boxes)
                 round_boxes(boxes, n_boxes, space_box, rounded)
-            n_hits = 0
             if is_listed and list_stop - list_start <= short:
-                hits = roomy(hits, 0, list_stop - list_start + 1)
-                n_hits = hits_in_boxes(positions, points, list_start, list_stop, rounded[:n_boxes], hits, 0)
+                n_hits, hits = hits_in_boxes(positions, points, list_start, list_stop, rounded[:n_boxes], hits, 0)
             else:
                 if n_spans < 0:
                     n_spans = overlapping(
@@ -276,10 +273,8 @@ def similar_candidates(
             list_stop = xs.size
             if needs_word:
                 list_start, list_stop = list_of(tokens, list_offsets, token_ids[place])
-            n_hits = 0
             if needs_word and list_stop - list_start <= short:
-                hits = roomy(hits, 0, list_stop - list_start + 1)
-                n_hits = hits_in_boxes(positions, points, list_start, list_stop, rounded[:n_boxes], hits, 0)
+                n_hits, hits = hits_in_boxes(positions, points, list_start, list_stop, rounded[:n_boxes], hits, 0)
             else:
                 if n_spans < 0:
                     n_spans = overlapping(
