@@ -694,11 +694,10 @@ class Broker:
                 piece = rows_between(messages, start, stop)
                 found, n_candidates = self._book.found(piece)
                 self._tally.candidates += n_candidates
-                keeps_results = self._book.columns.ks[found.slots] > 0
-                self._feeds.take(found.chosen(keeps_results), piece, ids[start:stop])
-                rest = found.chosen(~keeps_results)
+                kept, rest = self._feeds.parted(found)
+                self._feeds.take(kept, piece, ids[start:stop])
                 others.append(rest._replace(rows=rest.rows + start))
-                self._pairs_a_message = int(keeps_results.sum()) / max(1, stop - start)
+                self._pairs_a_message = kept.rows.size / max(1, stop - start)
                 size = max(1, int(min(size * MAX_GROWTH, MAX_PAIRS_OF_A_PIECE / max(1, self._pairs_a_message))))
                 start = stop
             return joined(others), self._feeds.finish()

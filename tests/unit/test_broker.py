@@ -241,7 +241,7 @@ def test_a_broker_that_was_cut_off_says_so(monkeypatch):
     broker = nc.Broker(space=PLANE, window=nc.CountWindow(5))
     broker.subscribe(nc.TopK("t", "tea", at=(0, 0)))
     with monkeypatch.context() as patched:
-        patched.setattr(broker._feeds, "_changes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(broker._feeds, "finish", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             broker.publish(nc.Message("a", 0, 0, "tea"))
     for call in (lambda: broker.results("t"), lambda: broker.publish(nc.Message("b", 0, 0, "tea"))):

@@ -2,6 +2,7 @@
 
 feeds      FEED: whose buffer lies where
 entries    ENTRY: the buffers; each in order of rank, the best first
+numbers    of the subscriptions by slot, as in SubscriptionColumns: THRESHOLD is the floor
 clock      Clock: how to tell which of two messages is newer, and which have expired
 
 A buffer holds every current message with at least the floor of its subscription, except those that are dominated by
@@ -19,19 +20,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nearcast.columns import THRESHOLD
 from nearcast.jit import kernel, prefetch
 
+# k is 0 for one that is not in use. `wakes` is when it is to be looked at, `batch` the last one that changed it.
 FEED = np.dtype(
-    [("start", np.int64), ("order", np.int64), ("wakes", np.int64)]
+    [(name, np.int64) for name in ("start", "order", "wakes", "batch")]
     + [(name, np.int32) for name in ("size", "capacity", "k", "slot", "is_nearest", "max_dominators")]
 )
 # Buffers lie anywhere in memory; they are asked for so many feeds ahead.
 AHEAD = 16
 ENTRY = np.dtype([("score", np.float64), ("stamp", np.int64)])
+ENTRIES_OF_A_LINE = 64 // ENTRY.itemsize
 COUNT_BITS = 20
 MAX_COUNTED = (1 << COUNT_BITS) - 1
 # When a buffer expires that holds nothing.
 NEVER = np.iinfo(np.int64).max
+# Of a buffer: it holds fewer than k though there may be more, or so many that its floor may have to rise.
+TOO_SHORT, TOO_LONG = 1, 2
+# A buffer so many times larger than it should be gets a higher floor; it should have k or more.
+MAX_OVERSIZE = 2
 
 
 class Clock(NamedTuple):
@@ -175,17 +183,26 @@ def update(
     clock: Any,
     feeds: Any,
     entries: Any,
+    numbers: Any,
     rows: Any,
     offsets: Any,
     arrivals: Any,
     scores: Any,
-    floors: Any,
+    lifted: Any,
+    batch: int,
     oldest: Any,
-) -> None:
+    states: Any,
+) -> Any:
     """Drop what has expired from the buffers of some feeds, and insert what is new, feed by feed in order of arrival.
 
     offsets, arrivals, scores   ragged rows, one for each of `rows`; a message may be there twice
-    oldest                      filled in if there is a window: the least recency in the buffer, or less, of each row
+    lifted                      floors to be used instead of those in `numbers`, if there are any
+    oldest                      filled in: when the feed is to be looked at, if that is not noted yet, else NEVER
+    states                      filled in: TOO_SHORT, TOO_LONG or 0
+
+    Without a window there is no expiry; the floor of a full buffer rises to its last score. Return the best k, as they
+    were before, of the feeds that change for the first time in this batch: their places in `rows`, offsets, arrivals,
+    scores. None are returned for a batch below 0.
     """
     # Local names: handing over a named tuple costs more than all that is done with it.
     has_window = clock.has_window
@@ -196,14 +213,49 @@ def update(
     times = clock.times
     id_offsets = clock.id_offsets
     id_bytes = clock.id_bytes
+    least_recency = after_time + 1 if has_times else first_arrival
+    n_new = 0
+    n_kept = 0
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch(feeds, rows[i + AHEAD])
-            prefetch(entries, feeds[rows[i + AHEAD // 2]]["start"])
         feed = feeds[rows[i]]
+        if feed["batch"] < batch and feed["k"] > 0:
+            n_new += 1
+            n_kept += min(feed["size"], feed["k"])
+    kept_rows = np.empty(n_new, np.int64)
+    kept_offsets = np.zeros(n_new + 1, np.int64)
+    kept_arrivals = np.empty(n_kept, np.int64)
+    kept_scores = np.empty(n_kept, np.float64)
+    n_new = 0
+    n_kept = 0
+    flat_numbers = numbers.reshape(-1)
+    for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch(feeds, rows[i + AHEAD])
+            ahead = feeds[rows[i + AHEAD // 2]]
+            prefetch(flat_numbers, np.int64(ahead["slot"]) * numbers.shape[1])
+            for line in range(0, ahead["size"], ENTRIES_OF_A_LINE):
+                prefetch(entries, ahead["start"] + line)
+        feed = feeds[rows[i]]
+        oldest[i] = NEVER
+        states[i] = 0
+        if feed["k"] == 0:
+            continue
+        start = feed["start"]
+        if feed["batch"] < batch:
+            feed["batch"] = batch
+            for place in range(start, start + min(feed["size"], feed["k"])):
+                kept_arrivals[n_kept] = entries[place]["stamp"] >> COUNT_BITS
+                kept_scores[n_kept] = entries[place]["score"]
+                n_kept += 1
+            kept_rows[n_new] = i
+            n_new += 1
+            kept_offsets[n_new] = n_kept
+        posted = numbers[feed["slot"], THRESHOLD]
+        floor = lifted[i] if lifted.size else posted
         least = NEVER
         if has_window:
-            start = feed["start"]
             to = start
             for place in range(start, start + feed["size"]):
                 arrival = entries[place]["stamp"] >> COUNT_BITS
@@ -216,7 +268,7 @@ def update(
         last = -1
         for j in range(offsets[i], offsets[i + 1]):
             arrival = arrivals[j]
-            if arrival == last or scores[j] < floors[i]:
+            if arrival == last or scores[j] < floor:
                 continue
             last = arrival
             if not has_window or is_current(has_times, times, first_row, first_arrival, after_time, arrival):
@@ -234,45 +286,56 @@ def update(
                 )
                 if has_window and is_in:
                     least = min(least, recency(has_times, times, first_row, arrival))
-        oldest[i] = least
+        if not has_window:
+            if feed["size"] >= feed["k"]:
+                numbers[feed["slot"], THRESHOLD] = entries[start + feed["k"] - 1]["score"]
+            continue
+        if least < NEVER and (feed["wakes"] < least_recency or feed["wakes"] > least):
+            feed["wakes"] = least
+            oldest[i] = least
+        if feed["size"] < feed["k"]:
+            states[i] = TOO_SHORT if posted > (-np.inf if feed["is_nearest"] else 0.0) else 0
+        elif feed["size"] > MAX_OVERSIZE * feed["k"]:
+            states[i] = TOO_LONG
+    return kept_rows, kept_offsets, kept_arrivals, kept_scores
 
 
 @kernel
-def differences(
-    feeds: Any,
-    entries: Any,
-    rows: Any,
-    offsets: Any,
-    arrivals: Any,
-    scores: Any,
-    out_offsets: Any,
-    first_row: int,
-    out: Any,
-) -> Any:
-    """Fill in what changed in the best k of feeds, given those before; return how much it is for each.
+def differences(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any, scores: Any) -> Any:
+    """Return what changed in the best k of feeds, given those before.
 
-    out   row, the first being `first_row`, arrival, sign, score, rank from 1 on (of what left, that before); from
-          out_offsets[i] on
+    That is the place in `rows`, the arrival, +1 or -1, the score, and the rank from 1 on (of what left, that before).
     """
-    out_rows, out_arrivals, out_signs, out_scores, out_ranks = out
-    counts = np.zeros(rows.size, np.int64)
+    most = offsets[rows.size] - offsets[0]
+    for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch(feeds, rows[i + AHEAD])
+        most += min(feeds[rows[i]]["size"], feeds[rows[i]]["k"])
+    # Few of them are changes; what is not written to takes no memory.
+    out_rows = np.empty(most, np.int64)
+    out_arrivals = np.empty(most, np.int64)
+    out_signs = np.empty(most, np.int8)
+    out_scores = np.empty(most, np.float64)
+    out_ranks = np.empty(most, np.int32)
+    end = 0
     # By place in a result; all False before and after each feed.
     was_there = np.zeros(64, np.bool_)
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch(feeds, rows[i + AHEAD])
-            prefetch(entries, feeds[rows[i + AHEAD // 2]]["start"])
+            ahead = feeds[rows[i + AHEAD // 2]]
+            for line in range(0, min(ahead["size"], ahead["k"]), ENTRIES_OF_A_LINE):
+                prefetch(entries, ahead["start"] + line)
         feed = feeds[rows[i]]
         start = feed["start"]
         size = min(feed["size"], feed["k"])
         n_before = offsets[i + 1] - offsets[i]
         if size > was_there.size:
             was_there = np.zeros(2 * size, np.bool_)
-        end = out_offsets[i]
         # What has not changed is mostly at the front.
         same = 0
-        most = min(size, n_before)
-        while same < most and entries[start + same]["stamp"] >> COUNT_BITS == arrivals[offsets[i] + same]:
+        shorter = min(size, n_before)
+        while same < shorter and entries[start + same]["stamp"] >> COUNT_BITS == arrivals[offsets[i] + same]:
             same += 1
         # Those that stay are mostly in the order in which they were, so each is looked for behind the last.
         place = start + same
@@ -285,7 +348,7 @@ def differences(
                 was_there[place - start] = True
                 place = place + 1 if place + 1 < start + size else start + same
             else:
-                out_rows[end] = first_row + i
+                out_rows[end] = i
                 out_arrivals[end] = arrivals[j]
                 out_signs[end] = -1
                 out_scores[end] = scores[j]
@@ -295,11 +358,41 @@ def differences(
             if was_there[place - start]:
                 was_there[place - start] = False
             else:
-                out_rows[end] = first_row + i
+                out_rows[end] = i
                 out_arrivals[end] = entries[place]["stamp"] >> COUNT_BITS
                 out_signs[end] = 1
                 out_scores[end] = entries[place]["score"]
                 out_ranks[end] = place - start + 1
                 end += 1
-        counts[i] = end - out_offsets[i]
-    return counts
+    return (
+        out_rows[:end].copy(),
+        out_arrivals[:end].copy(),
+        out_signs[:end].copy(),
+        out_scores[:end].copy(),
+        out_ranks[:end].copy(),
+    )
+
+
+@kernel
+def with_expired(owners: Any, expired: Any) -> Any:
+    """Return the feeds of which there is news or something has expired, and the offsets of what is new for each.
+
+    owners    the feeds of the news, ascending
+    expired   ascending
+    """
+    feeds = np.empty(owners.size + expired.size, np.int64)
+    offsets = np.empty(owners.size + expired.size + 1, np.int64)
+    n = 0
+    i = 0
+    j = 0
+    while i < owners.size or j < expired.size:
+        feed = owners[i] if j == expired.size or (i < owners.size and owners[i] < expired[j]) else expired[j]
+        feeds[n] = feed
+        offsets[n] = i
+        n += 1
+        while i < owners.size and owners[i] == feed:
+            i += 1
+        while j < expired.size and expired[j] == feed:
+            j += 1
+    offsets[n] = i
+    return feeds[:n].copy(), offsets[: n + 1].copy()

@@ -21,6 +21,8 @@ MAX_BLOCK_ROWS = 1 << DIGIT_BITS
 MAX_INSERTION_SORT = 64
 # Up to 2^20 candidates with numbers are sorted by keys of a row, a slot and a place: 12, 31 and 20 bits.
 PLACE_BITS = 20
+# Of a number that is not below zero.
+MAX_BITS = 63
 
 
 @kernel
@@ -82,6 +84,17 @@ def sort_with_numbers(found: Any, numbers: Any, first_row: int, spare: Any) -> N
         found[i] = values[place]
         numbers[i, 0] = copies[place, 0]
         numbers[i, 1] = copies[place, 1]
+
+
+def order_of(major: Any, minor: Any) -> Any:
+    """Return the places of pairs of numbers from 0 on, ordered by the first, then by the second, then by place."""
+    minor_bits, place_bits = int(minor.max(initial=0)).bit_length(), major.size.bit_length()
+    if int(major.max(initial=0)).bit_length() + minor_bits + place_bits > MAX_BITS:
+        return np.lexsort((minor, major))
+    # To sort numbers takes a fraction of the time of sorting places by them.
+    keys = (((major << minor_bits) | minor) << place_bits) | np.arange(major.size)
+    keys.sort()
+    return keys & ((1 << place_bits) - 1)
 
 
 @kernel

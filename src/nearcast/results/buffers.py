@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -24,8 +24,12 @@ from nearcast.kernels.skyband import (
 )
 
 MIN_ROOM = 4
-# So few feeds are not worth several threads.
-MIN_DIVIDED = 512
+# So few feeds are not worth a thread, and what so many need stays in its cache.
+MIN_FEEDS_OF_A_TASK = 256
+MAX_FEEDS_OF_A_TASK = 1 << 13
+# In place of a batch: nothing is to be remembered.
+NO_BATCH = -1
+NO_FLOORS = np.zeros(0)
 # Room comes in this many sizes for each power of two.
 SIZES_OF_A_POWER = 4
 FEEDS_OF_A_PART = 1 << 18
@@ -47,6 +51,21 @@ class Best(NamedTuple):
     offsets: Any
     arrivals: Any
     scores: Any
+
+
+class Before(NamedTuple):
+    """The results that some feeds had before a batch."""
+
+    feeds: Any
+    best: Best
+
+
+class Inserted(NamedTuple):
+    """What `Buffers.insert` tells of each feed, and which results are now of the past."""
+
+    oldest: Any  # when it is to be looked at, if that is not noted yet, else NEVER
+    states: Any  # TOO_SHORT, TOO_LONG or 0
+    before: list[Before]
 
 
 class Differences(NamedTuple):
@@ -108,26 +127,28 @@ class Buffers:
         self.table["k"][feeds] = 0
         self._free += feeds.tolist()
 
-    def insert(self, clock: Clock, news: News, floors: Any) -> Any:
-        """Drop what has expired, insert what is new and has at least the floor.
-
-        Return the least recency in each buffer, or less; NEVER if it is empty, or if there is no window.
-        """
+    def insert(
+        self, clock: Clock, news: News, numbers: Any, *, batch: int = NO_BATCH, lifted: Any = NO_FLOORS
+    ) -> Inserted:
+        """Drop what has expired, insert what is new and has at least the floor, as kernels/skyband.py has it."""
         needed = self.table["size"][news.feeds] + np.diff(news.offsets)
         if not clock.has_window:
             # Whoever ranks before dominates, so no more than k stay.
             limits = self.table["max_dominators"][news.feeds]
             needed = np.where(limits <= MAX_COUNTED, np.minimum(needed, limits), needed)
         self._make_room(news.feeds, needed)
-        oldest = np.empty(news.feeds.size, np.int64)
+        oldest, states = np.empty(news.feeds.size, np.int64), np.empty(news.feeds.size, np.int8)
         table, entries = self.table, self._entries.values
 
-        def update_some(start: int, stop: int) -> None:
-            some = (news.feeds[start:stop], news.offsets[start : stop + 1], news.arrivals, news.scores)
-            update(clock, table, entries, *some, floors[start:stop], oldest[start:stop])
+        def update_some(part: slice) -> Before:
+            feeds = news.feeds[part]
+            some = (feeds, news.offsets[part.start : part.stop + 1], news.arrivals, news.scores)
+            told = (oldest[part], states[part])
+            rows, *best = update(clock, table, entries, numbers, *some, lifted[part], batch, *told)
+            return Before(feeds[rows], Best(*best))
 
-        self._divided(news.feeds.size, update_some)
-        return oldest
+        before = self.divided(news.feeds.size, update_some)
+        return Inserted(oldest, states, [part for part in before if part.feeds.size])
 
     def drop_below(self, feeds: Any, floors: Any) -> None:
         """Drop what is below a floor."""
@@ -163,35 +184,25 @@ class Buffers:
         arrivals, scores = np.empty(offsets[-1], np.int64), np.empty(offsets[-1])
         table, entries = self.table, self._entries.values
 
-        def copy_some(start: int, stop: int) -> None:
-            copy_best(table, entries, feeds[start:stop], offsets[start : stop + 1], arrivals, scores)
+        def copy_some(part: slice) -> None:
+            copy_best(table, entries, feeds[part], offsets[part.start : part.stop + 1], arrivals, scores)
 
-        self._divided(feeds.size, copy_some)
+        self.divided(feeds.size, copy_some)
         return Best(offsets, arrivals, scores)
 
     def differences(self, feeds: Any, before: Best) -> Differences:
         """Return what has changed in the results of feeds."""
-        rows = self.table[feeds]
-        most = np.diff(before.offsets) + np.minimum(rows["size"], rows["k"])
-        starts = np.concatenate([[0], np.cumsum(most, dtype=np.int64)])
-        n = int(starts[-1])
-        out = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int8), np.empty(n), np.empty(n, np.int32))
-        table, entries = self.table, self._entries.values
+        return Differences(*differences(self.table, self._entries.values, feeds, *before))
 
-        def some_differences(start: int, stop: int) -> Any:
-            some = (feeds[start:stop], before.offsets[start : stop + 1], before.arrivals, before.scores)
-            return differences(table, entries, *some, starts[start : stop + 1], start, out)
+    def divided(self, n_feeds: int, work: Callable[[slice], Any]) -> list[Any]:
+        """Return what `work` gives for each part of so many feeds, divided among threads."""
+        n_tasks = 1 if self._pool is None else 2 * self._pool._max_workers
+        size = min(max(-(-n_feeds // n_tasks), MIN_FEEDS_OF_A_TASK), MAX_FEEDS_OF_A_TASK)
+        return self.each(work, [slice(start, min(start + size, n_feeds)) for start in range(0, n_feeds, size)])
 
-        counts = np.concatenate(self._divided(feeds.size, some_differences))
-        places = _spread(starts[:-1], counts)
-        return Differences(*(part[places] for part in out))
-
-    def _divided(self, n_feeds: int, work: Callable[[int, int], Any]) -> list[Any]:
-        """Return what `work` gives for all feeds from one place to another, divided among threads."""
-        if self._pool is None or n_feeds < MIN_DIVIDED:
-            return [work(0, n_feeds)]
-        step = -(-n_feeds // (2 * self._pool._max_workers))
-        return list(self._pool.map(lambda start: work(start, min(start + step, n_feeds)), range(0, n_feeds, step)))
+    def each(self, work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+        """Return what `work` gives for each part, by several threads."""
+        return list(map(work, parts) if self._pool is None or len(parts) < 2 else self._pool.map(work, parts))
 
     def _make_room(self, feeds: Any, needed: Any) -> None:
         """Move the buffers that are too small for so many entries."""

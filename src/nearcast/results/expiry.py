@@ -29,11 +29,11 @@ class ExpiryLog:
             self._runs[first:] = [(keys[order], owners[order])]
 
     def expired(self, limit: int) -> Any:
-        """Return the feeds that were noted with a recency below a limit, and forget that."""
+        """Return the feeds that were noted with a recency below a limit, ascending, and forget that."""
         gone = []
         for i, (keys, owners) in enumerate(self._runs):
             n = int(np.searchsorted(keys, limit))
             gone.append(owners[:n])
             self._runs[i] = keys[n:], owners[n:]
         self._runs = [run for run in self._runs if run[0].size]
-        return np.unique(np.concatenate([np.zeros(0, np.int32), *gone])).astype(np.int64)
+        return np.sort(np.concatenate([np.zeros(0, np.int32), *gone])).astype(np.int64)

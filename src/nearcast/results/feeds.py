@@ -20,13 +20,14 @@ import pyarrow as pa
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, id_array
 from nearcast.index.book import Book
 from nearcast.index.growable import id_values
-from nearcast.index.matches import Matches, filled
+from nearcast.index.matches import NO_MATCHES, Matches, filled
 from nearcast.index.protocol import unverified
 from nearcast.kernels.evaluate import lowered
-from nearcast.kernels.skyband import NEVER
+from nearcast.kernels.skyband import MAX_OVERSIZE, NEVER, with_expired
+from nearcast.kernels.sorting import order_of
 from nearcast.kernels.verify import NEAREST, TOPK, distances_of
 from nearcast.model import Geographic, Id, Window
-from nearcast.results.buffers import Best, Buffers, News
+from nearcast.results.buffers import NO_BATCH, NO_FLOORS, Before, Best, Buffers, Inserted, News
 from nearcast.results.expiry import ExpiryLog
 from nearcast.results.keeping import KEEPINGS, KeepingName
 from nearcast.results.message_ids import MessageIds
@@ -35,8 +36,6 @@ from nearcast.results.standings import Entry, nearest_entry, topk_entry
 from nearcast.results.window import NO_WINDOW, MessageWindow, compact_rows
 
 LOWEST = {TOPK: 0.0, NEAREST: -np.inf}
-# A buffer so many times larger than it should be gets a higher floor.
-MAX_OVERSIZE = 2
 ANY_NUMBER = np.iinfo(np.int32).max
 # All that may enter the buffers of so many feeds is held at once.
 EVALUATED_AT_ONCE = 1 << 15
@@ -104,9 +103,9 @@ class Feeds:
         self._feed_of_slot = np.zeros(0, np.int32)
         self._generation = -1
         self._log = ExpiryLog()
-        # The results that feeds had before the batch at hand.
-        self._remembered: list[tuple[Any, Best]] = []
-        self._is_remembered = np.zeros(0, bool)
+        self._batch = 1
+        self._before: list[Before] = []
+        """The results of those that the batch at hand has changed."""
         self._ids = MessageIds()
 
     def __bool__(self) -> bool:
@@ -156,6 +155,11 @@ class Feeds:
 
     # --- messages
 
+    def parted(self, found: Matches) -> tuple[Matches, Matches]:
+        """Return the matches of subscriptions that keep results, and those of others."""
+        is_kept = self._book.columns.ks[found.slots] > 0
+        return (found, NO_MATCHES) if is_kept.all() else (found.chosen(is_kept), found.chosen(~is_kept))
+
     def take(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> None:
         """Take in a piece of a batch of messages and what they match."""
         if self.window is not None:
@@ -169,20 +173,17 @@ class Feeds:
             self._ids.append(messages.arrivals, ids)
         self._follow_slots()
         news = self._news(found, messages)
-        feeds = news.feeds
-        self._remember(feeds)
-        self._insert(news)
-        if self.window is None:
-            self._lift_floors(feeds)
-        else:
-            self._mind_sizes(feeds)
+        inserted = self._insert(news, self._batch)
+        self._before += inserted.before
+        if self.window is not None:
+            is_always = self._keeping.floor_rises == "always"
+            self._mind_sizes(news.feeds if is_always else news.feeds[inserted.states != 0])
 
     def finish(self) -> FeedChanges:
         """End a batch; return the net changes."""
-        changes = [self._changes(feeds, before) for feeds, before in self._remembered]
-        for feeds, _ in self._remembered:
-            self._is_remembered[feeds] = False
-        self._remembered = []
+        changes = all_changes(self._buffers.each(lambda part: self._some_changes(*part), self._before))
+        self._before = []
+        self._batch += 1
         self.n_new = 0
         if self.window is not None:
             assert self._messages is not None
@@ -190,51 +191,29 @@ class Feeds:
             self.window.cut()
         elif self._ids.are_many:
             self._ids.keep(arrivals for arrivals, _, _ in self._buffers.held_in_parts())
-        return all_changes(changes)
-
-    def _remember(self, feeds: Any) -> None:
-        """Keep the results that feeds had before the batch."""
-        if self._is_remembered.size < self._buffers.table.size:
-            longer = np.zeros(2 * self._buffers.table.size, bool)
-            longer[: self._is_remembered.size] = self._is_remembered
-            self._is_remembered = longer
-        new = feeds[~self._is_remembered[feeds]]
-        if new.size:
-            self._is_remembered[new] = True
-            self._remembered.append((new, self._buffers.best(new)))
+        return changes
 
     def _news(self, found: Matches, messages: MessageColumns) -> News:
         """Return what was found, by feed, and the feeds of which something has expired."""
-        owners = self._feed_of_slot[found.slots]
-        arrivals = messages.arrivals[found.rows]
-        is_nearest = self._buffers.table["is_nearest"][owners] != 0
-        scores = np.where(is_nearest, -filled(found.distances, owners.size), filled(found.scores, owners.size))
-        order = np.argsort((owners.astype(np.int64) << 32) | found.rows)
-        owners, arrivals, scores = owners[order], arrivals[order], scores[order]
-        feeds = owners[np.diff(owners, prepend=-1) > 0].astype(np.int64)
-        if self.window is not None:
-            expired = self._log.expired(self.window.least_recency)
-            feeds = np.union1d(feeds, expired[self._buffers.table["k"][expired] > 0])
-        return News(feeds, np.searchsorted(owners, np.append(feeds, self._buffers.table.size)), arrivals, scores)
+        owners = self._feed_of_slot[found.slots].astype(np.int64)
+        order = order_of(owners, found.rows)
+        scores, distances = (filled(part, order.size)[order] for part in (found.scores, found.distances))
+        # Only those of nearest subscriptions have no score.
+        scores = np.where(np.isnan(scores), -distances, scores)
+        expired = NO_NUMBERS if self.window is None else self._log.expired(self.window.least_recency)
+        feeds, offsets = with_expired(owners[order], expired)
+        return News(feeds, offsets, messages.arrivals[found.rows[order]], scores)
 
-    def _insert(self, news: News) -> None:
-        """Drop what has expired, insert what is new."""
+    def _insert(self, news: News, batch: int = NO_BATCH) -> Inserted:
+        """Drop what has expired, insert what is new, and note when feeds are to be looked at."""
         is_lagging = self.window is not None and self._keeping.floor_rises == "always"
-        floors = self._risen_floors(news.feeds) if is_lagging else self._floors(news.feeds)
-        oldest = self._buffers.insert(self._clock, news, floors)
-        if self.window is not None:
-            self._note_expiry(news.feeds, oldest)
-
-    def _note_expiry(self, feeds: Any, oldest: Any) -> None:
-        """See to it that feeds are looked at when their oldest messages expire, if not before."""
-        assert self.window is not None
-        wakes = self._buffers.table["wakes"]
-        noted = wakes[feeds]
-        is_due = (oldest < NEVER) & ((noted < self.window.least_recency) | (noted > oldest))
-        feeds, oldest = feeds[is_due], oldest[is_due]
-        wakes[feeds] = oldest
-        if feeds.size:
-            self._log.add(oldest, feeds)
+        lifted = self._risen_floors(news.feeds) if is_lagging else NO_FLOORS
+        numbers = self._book.columns.numbers
+        inserted = self._buffers.insert(self._clock, news, numbers, batch=batch, lifted=lifted)
+        is_due = inserted.oldest < NEVER
+        if is_due.any():
+            self._log.add(inserted.oldest[is_due], news.feeds[is_due])
+        return inserted
 
     # --- floors
 
@@ -253,16 +232,6 @@ class Feeds:
         """Let the index know that feeds have other floors."""
         if feeds.size:
             self._book.repost(self._buffers.table["slot"][feeds].astype(np.int64))
-
-    def _lift_floors(self, feeds: Any) -> None:
-        """Without a window: from k results on, only what is nearer than the last of them matters.
-
-        Nothing is posted anew; a ball shrinks where a message hits it in vain (kernels/probe.py).
-        """
-        table = self._buffers.table
-        full = feeds[table["size"][feeds] >= table["k"][feeds]]
-        floors = self._buffers.scores_at(full, table["k"][full] - 1)
-        self._book.columns.numbers[table["slot"][full], THRESHOLD] = floors
 
     def _mind_sizes(self, feeds: Any) -> None:
         """Evaluate those anew that have too few entries, and lift the floors of those that have too many."""
@@ -345,8 +314,14 @@ class Feeds:
 
     def _changes(self, feeds: Any, before: Best, points: Any = None) -> FeedChanges:
         """Return what has changed in the results of feeds; `points` are where they were before, if they moved."""
-        if not feeds.size:
-            return NO_CHANGES
+
+        def some_changes(part: slice) -> FeedChanges:
+            best = before._replace(offsets=before.offsets[part.start : part.stop + 1])
+            return self._some_changes(feeds[part], best, None if points is None else points[part])
+
+        return all_changes(self._buffers.divided(feeds.size, some_changes))
+
+    def _some_changes(self, feeds: Any, before: Best, points: Any = None) -> FeedChanges:
         rows, arrivals, signs, scores, ranks = self._buffers.differences(feeds, before)
         owners = feeds[rows]
         slots = self._buffers.table["slot"][owners].astype(np.int64)

@@ -11,6 +11,7 @@ import numpy as np
 from nearcast.index.growable import id_values
 from nearcast.index.matches import Matches, filled
 from nearcast.jit import kernel
+from nearcast.kernels.sorting import order_of
 from nearcast.model import Delivery, Id
 from nearcast.results.feeds import FeedChanges
 
@@ -46,11 +47,12 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: FeedChang
         return Outcome(found.slots, id_values(ids)[found.rows], signs, found.scores, found.distances)
     n_found = found.rows.size
     if not n_found:
-        order = np.lexsort((changes.slots, changes.arrivals))
+        order = order_of(changes.arrivals - changes.arrivals.min(), changes.slots)
         told = (changes.slots, changes.message_ids, changes.signs, changes.scores, changes.distances, changes.ranks)
         return Outcome(*(part[order] for part in told))
     slots = np.concatenate([found.slots, changes.slots])
-    order = np.lexsort((slots, np.concatenate([arrivals[found.rows], changes.arrivals])))
+    moments = np.concatenate([arrivals[found.rows], changes.arrivals])
+    order = order_of(moments - moments.min(), slots)
     pairs = (
         (id_values(ids)[found.rows], changes.message_ids),
         (np.ones(n_found, np.int8), changes.signs),
