@@ -22,12 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from nearcast.jit import kernel, prefetch
+from nearcast.jit import kernel, lowest_bit, prefetch
 from nearcast.model import EARTH_RADIUS
 
 BLOCK_BITS = 6
 BLOCK = 1 << BLOCK_BITS
 N_UNITS = 5
+# How many float32 there are in a line of the cache.
+NUMBERS_OF_A_LINE = 16
 # Of a radius, and of the scale; far above the rounding of float32.
 BALL_SLACK = 1e-6
 # A radius that holds every point; its square is not too large either.
@@ -162,13 +164,24 @@ def balls_with(
 ) -> Any:
     """Append to `hits` the balls from `start` to `stop` that hold a point; return how many hits there are then.
 
-    And how many balls were compared. What they will be scored by is asked for ahead of its time.
+    And how many balls were compared. `hits` has room for all of them, and for the numbers of their blocks. Blocks and
+    what balls will be scored by are asked for ahead of their time.
     """
     x, y, z = point
-    n_compared = 0
+    near = hits[n_hits + stop - start :]
+    n_near = 0
     for block in range(start >> BLOCK_BITS, ((stop - 1) >> BLOCK_BITS) + 1):
-        if not is_block_near(summaries[block], x, y, z, unit):
-            continue
+        near[n_near] = block
+        n_near += is_block_near(summaries[block], x, y, z, unit)
+    flat_balls = balls.reshape(-1)
+    words = is_in.view(np.uint64)
+    n_compared = 0
+    for k in range(n_near):
+        if k + 1 < n_near:
+            ahead = near[k + 1] * (5 * BLOCK)
+            for line in range(0, 5 * BLOCK, NUMBERS_OF_A_LINE):
+                prefetch(flat_balls, ahead + line)
+        block = near[k]
         xs = balls[block, 0]
         ys = balls[block, 1]
         zs = balls[block, 2]
@@ -183,12 +196,14 @@ def balls_with(
             is_anywhere = (slopes[i] > np.float32(0.0)) & (reach >= far)
             is_in[i] = (reach >= np.float32(0.0)) & ((square <= reach * reach) | is_anywhere)
         base = block << BLOCK_BITS
-        first = max(start, base)
-        last = min(stop, base + BLOCK)
-        n_compared += last - first
-        for i in range(first, last):
-            hits[n_hits] = i
-            if is_in[i - base]:
-                prefetch(records, i)
-                n_hits += 1
+        n_compared += min(stop, base + BLOCK) - max(start, base)
+        # Few are; eight at a time are passed over.
+        for i in range(words.size):
+            word = words[i]
+            while word != 0:
+                place = base + 8 * i + (lowest_bit(word) >> 3)
+                word &= word - np.uint64(1)
+                hits[n_hits] = place
+                prefetch(records, place)
+                n_hits += (place >= start) & (place < stop)
     return n_hits, n_compared

@@ -243,7 +243,7 @@ def balls_in_spans(segment: Any, spans: Any, tokens: Any, units: Any, point: Any
         stop = spans[i, 1]
         place = spans[i, 3]
         unit = np.float32(units[tokens[place]] if place >= 0 else 0.0)
-        hits = roomy(hits, n_hits, stop - start)
+        hits = roomy(hits, n_hits, stop - start + words_of(stop - start) + 1)
         n_hits, n_more = balls_with(balls, summaries, records, start, stop, point, unit, far, is_in, hits, n_hits)
         n_compared += n_more
     return n_hits, hits, n_compared
