@@ -1,6 +1,7 @@
 """How fast is the pipeline on Spark? Beside an embedded broker, a plain join, and a clock.
 
-stream    batches through the stream, in turn with an embedded broker of two threads on the same tables
+stream    batches through the stream, in turn with an embedded broker of two threads on the same tables, and with a
+          plain join on cell and rarest keyword that writes its deliveries as files too, its keys in memory
 join      the same matches from a plain join on cell and rarest keyword: both from tables alone, then both with all
           that can be built before, the indexes of the plan and the keys of the subscriptions in memory
 latency   from the arrival of a small file to its deliveries, at half of the load that can be sustained
@@ -106,11 +107,14 @@ class Bench:
             pq.write_table(table.slice(number * step, step), path / f"{number}.parquet")
         return self.spark.read.parquet(str(path))
 
-    def started(self, folder: Path, on_batch: Callable[[Any], None], **options: Any) -> Any:
+    def started(
+        self, folder: Path, on_batch: Callable[[Any], None], first: DataFrame | None = None, **options: Any
+    ) -> Any:
         """Start a stream over the files that come into a folder, one for each batch."""
         (folder / "in").mkdir(parents=True, exist_ok=True)
         reader = self.spark.readStream.schema(MESSAGES).option("maxFilesPerTrigger", 1)
-        first = None if (folder / "first").exists() else self.frame(self.subscriptions, folder / "first")
+        if first is None and not (folder / "first").exists():
+            first = self.frame(self.subscriptions, folder / "first")
         return stream(
             reader.parquet(str(folder / "in")),
             state=folder / "state",
@@ -136,7 +140,7 @@ def arrive(folder: Path, number: int, table: pa.Table) -> float:
 
 
 def stream_figures(bench: Bench, folder: Path) -> list[Figure]:
-    """Return the throughput of whole batches and of their matching, beside an embedded broker that takes turns."""
+    """Return the throughput of whole batches and of their matching; an embedded broker and a plain join take turns."""
     n, rounds = bench.options.messages, bench.options.rounds
     table = bench.messages((N_WARM + rounds) * n)
     batches = [table.slice(start, n) for start in range(0, len(table), n)]
@@ -148,27 +152,42 @@ def stream_figures(bench: Bench, folder: Path) -> list[Figure]:
         arrive(folder, number, batch)
     seen: list[dict[str, Any]] = []
     embedded: list[float] = []
+    joined: list[float] = []
+    beside: list[float] = []
     counts: list[int] = []
+    log("stream: the keys of the join")
+    subscriptions = bench.frame(bench.subscriptions, folder / "first")
+    words = bench.spark.createDataFrame(bench.vocabulary.to_table())
+    keys = keys_of(subscriptions, words).persist()
+    keys.count()
 
     def measured(metrics: Any) -> None:
         if metrics["batch"] < 0:
             log(f"stream: subscribed in {metrics['seconds']:.1f} s")
             return
         seen.append(metrics)
-        started = time.perf_counter()
+        started = begun = time.perf_counter()
         counts.append(broker.publish_batch(batches[metrics["batch"]]).num_rows)
         embedded.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        rows = bench.spark.read.schema(MESSAGES).parquet(str(folder / "in" / f"{metrics['batch']:06d}.parquet"))
+        plain_join(rows, keys).write.mode("overwrite").parquet(str(folder / "joined"))
+        joined.append(time.perf_counter() - started)
+        if bench.spark.read.parquet(str(folder / "joined")).count() != counts[-1]:
+            raise SystemExit("the plain join has other deliveries")
+        beside.append(time.perf_counter() - begun)
 
     log("stream: batches")
-    query = bench.started(folder, measured, trigger={"availableNow": True})
+    query = bench.started(folder, measured, subscriptions, trigger={"availableNow": True})
     query.awaitTermination()
+    keys.unpersist()
     progress = [p["durationMs"]["triggerExecution"] / 1e3 for p in query.recentProgress if p["numInputRows"]]
     if [metrics["deliveries"] for metrics in seen] != counts:
         raise SystemExit("the stream and the embedded broker have different deliveries")
-    seen, embedded, progress = seen[N_WARM:], embedded[N_WARM:], progress[N_WARM:]
+    seen, embedded, joined, beside, progress = (part[N_WARM:] for part in (seen, embedded, joined, beside, progress))
     matching = [max(metrics["shard_publish_seconds"]) for metrics in seen]
-    # The embedded broker ran inside the trigger.
-    whole = [total - other for total, other in zip(progress, embedded, strict=True)]
+    # The others ran inside the trigger.
+    whole = [total - other for total, other in zip(progress, beside, strict=True)]
     speeds = {"whole batches": whole, "tasks of the shards": [metrics["match_seconds"] for metrics in seen]}
     stages = [
         Figure(f"stream: {name}, s", [metrics[f"{name}_seconds"] for metrics in seen], 3)
@@ -182,6 +201,9 @@ def stream_figures(bench: Bench, folder: Path) -> list[Figure]:
         Figure("stream, matching: messages/s", [n / taken for taken in matching]),
         Figure("stream, matching over embedded", [a / b for a, b in zip(embedded, matching, strict=True)], 2),
         Figure("stream, whole batches over embedded", [a / b for a, b in zip(embedded, whole, strict=True)], 2),
+        Figure("plain join: messages/s", [n / taken for taken in joined]),
+        Figure("stream, whole batches over plain join", [a / b for a, b in zip(joined, whole, strict=True)], 1),
+        Figure("stream, matching over plain join", [a / b for a, b in zip(joined, matching, strict=True)], 1),
         Figure("stream: seconds of matching, all shards", busy, 3),
         *stages,
         Figure("stream: Spark around a batch, s", [a - m["seconds"] for a, m in zip(whole, seen, strict=True)], 3),

@@ -90,7 +90,7 @@ class PublishedIndex(ABC):
         self._is_held[slots] = False
         self._is_alive[slots] = False
 
-    def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
+    def candidates(self, messages: MessageColumns, *, only_kept: bool = False) -> Iterator[Pairs]:  # noqa: ARG002
         """Yield the matches of each message, and all pairs with what is proposed always."""
         n_messages = messages.x.size
         with self._lock:

@@ -454,6 +454,20 @@ class Broker:
             table = self._tabulated(self._publish(columns, raw.ids.to_pylist(), raw.ids.type, raw.expires))
         return (table, arrow.rejections_table(rejections)) if on_error == "skip" else table
 
+    def catch_up(self, messages: pa.Table | Sequence[Message]) -> None:
+        """Take in messages whose deliveries have been made before; a bad row raises and changes nothing.
+
+        Windows and results end as after `publish_batch`; whom the messages reach is not looked for, which saves most of
+        the time.
+        """
+        self._settle()
+        with self._lock:
+            raw, rejections = self._intake.checked(messages)
+            if rejections:
+                raise RejectedRowsError(rejections)
+            columns = self._intake.columns(raw, self._tally.messages)
+            self._taken_in(columns, raw.ids.to_pylist(), raw.ids.type, raw.expires, only_kept=True)
+
     def analyze(self, messages: pa.Table | Sequence[Message]) -> pa.Table:
         """Return messages with token ids in place of their words, for `publish_batch`; a bad row raises."""
         self._settle()
@@ -660,13 +674,16 @@ class Broker:
         return self._counted(outcome(found, messages.arrivals, ids, changes))
 
     def _taken_in(
-        self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, expires: Any
+        self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, expires: Any, *, only_kept: bool = False
     ) -> tuple[Matches, FeedChanges]:
-        """Match messages and take them in; `expires` is when each of them does, NO_TIME where it does not say."""
+        """Match messages and take them in; `expires` is when each of them does, NO_TIME where it does not say.
+
+        With `only_kept` matches of subscriptions that keep no results may be missing.
+        """
         if self._feeds:
-            others, changes = self._published_in_pieces(messages, ids, id_type)
+            others, changes = self._published_in_pieces(messages, ids, id_type, only_kept)
         else:
-            others, n_candidates = self._book.found(messages)
+            others, n_candidates = (NO_MATCHES, 0) if only_kept else self._book.found(messages)
             changes = NO_CHANGES
             with self._guard.change("publish"):
                 self._tally.candidates += n_candidates
@@ -680,7 +697,7 @@ class Broker:
         return others, changes
 
     def _published_in_pieces(
-        self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType
+        self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, only_kept: bool
     ) -> tuple[Matches, FeedChanges]:
         """Take in a batch piece by piece: floors rise between them, and fewer and fewer messages are found."""
         others: list[Matches] = []
@@ -692,7 +709,7 @@ class Broker:
             while start < len(ids) or not others:
                 stop = min(len(ids), start + size)
                 piece = rows_between(messages, start, stop)
-                found, n_candidates = self._book.found(piece)
+                found, n_candidates = self._book.found(piece, only_kept=only_kept)
                 self._tally.candidates += n_candidates
                 kept, rest = self._feeds.parted(found)
                 self._feeds.take(kept, piece, ids[start:stop])
@@ -700,7 +717,7 @@ class Broker:
                 self._pairs_a_message = kept.rows.size / max(1, stop - start)
                 size = max(1, int(min(size * MAX_GROWTH, MAX_PAIRS_OF_A_PIECE / max(1, self._pairs_a_message))))
                 start = stop
-            return joined(others), self._feeds.finish()
+            return joined(others), self._feeds.finish(is_told=not only_kept)
 
     def _note_messages(self, ids: list[Id], id_type: pa.DataType) -> None:
         if ids:

@@ -1,5 +1,6 @@
 """What the generated histories do not reach: errors, odd texts, housekeeping, explanations."""
 
+import random
 import threading
 
 import pyarrow as pa
@@ -241,12 +242,47 @@ def test_a_broker_that_was_cut_off_says_so(monkeypatch):
     broker = nc.Broker(space=PLANE, window=nc.CountWindow(5))
     broker.subscribe(nc.TopK("t", "tea", at=(0, 0)))
     with monkeypatch.context() as patched:
-        patched.setattr(broker._feeds, "finish", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(broker._feeds, "finish", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             broker.publish(nc.Message("a", 0, 0, "tea"))
     for call in (lambda: broker.results("t"), lambda: broker.publish(nc.Message("b", 0, 0, "tea"))):
         with pytest.raises(nc.NearcastError, match="publish was cut off in the middle"):
             call()
+
+
+@pytest.mark.parametrize("window", [None, nc.CountWindow(40), nc.TimeWindow(30)])
+@pytest.mark.parametrize("kinds", ["boolean", "all"])
+def test_who_catches_up_has_the_same_results_and_windows(window, kinds):
+    draw = random.Random(5)
+    words = ["tea", "milk", "cake", "rum"]
+
+    def message(i):
+        return nc.Message(i, draw.uniform(0, 10), draw.uniform(0, 10), draw.choices(words, k=2), ts=i)
+
+    def made():
+        broker = nc.Broker(space=PLANE, window=window)
+        broker.subscribe([nc.Boolean(f"b{i}", words[i % 4]) for i in range(9)])
+        if kinds == "all":
+            broker.subscribe([nc.Similar(f"s{i}", words[i % 4], at=(i, i), threshold=0.3) for i in range(9)])
+            broker.subscribe([nc.Nearest(f"n{i}", words[i % 4], at=(i, i), k=3) for i in range(9)])
+            if window is not None:
+                broker.subscribe([nc.TopK(f"t{i}", words[i % 4], at=(i, i), k=3) for i in range(9)])
+        return broker
+
+    kept = [f"{kind}{i}" for kind in ("n", "t") for i in range(9)]
+    ours, theirs = made(), made()
+    first, last = [message(i) for i in range(100)], [message(i) for i in range(100, 120)]
+    assert ours.catch_up(first) is None
+    theirs.publish_batch(first)
+    for key in kept:
+        if key in ours:
+            assert ours.results(key) == theirs.results(key)
+    assert ours.publish_batch(last) == theirs.publish_batch(last)
+    ours.subscribe(nc.Nearest("new", "tea", at=(1, 1)))
+    theirs.subscribe(nc.Nearest("new", "tea", at=(1, 1)))
+    assert ours.results("new") == theirs.results("new")
+    with pytest.raises(nc.NearcastError, match="outside"):
+        ours.catch_up([nc.Message(200, 99, 99, "tea", ts=200)])
 
 
 def test_a_rejected_row_does_not_settle_the_kind_of_ids():

@@ -187,8 +187,8 @@ class AdaptiveIndex:
 
     # --- candidates; from several threads at once
 
-    def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
-        """Yield what each segment finds, and all pairs with the delta."""
+    def candidates(self, messages: MessageColumns, *, only_kept: bool = False) -> Iterator[Pairs]:
+        """Yield what each segment finds, and all pairs with the delta; with `only_kept` no boolean posting is read."""
         n_messages = messages.x.size
         self._settle(n_messages)
         view, subscriptions, is_alive = self._view, self._subscriptions, self._is_alive
@@ -201,12 +201,15 @@ class AdaptiveIndex:
         count_words(messages.token_offsets, messages.token_ids, scratch.counts)
         blocks = []
         for part in view.segments:
+            if only_kept and not part.segment.scored.size:
+                continue
             n_found, scratch.found, scratch.numbers, n_read = probe(
                 part.segment,
                 subscriptions,
                 messages,
                 is_alive if part.is_here is None else part.is_here,
                 self._n_not_alive > 0 or part.is_here is not None,
+                not only_kept,
                 scratch.has_word,
                 scratch.weights,
                 scratch.units,

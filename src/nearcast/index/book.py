@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -170,23 +171,27 @@ class Book:
         """Return the pairs that match."""
         return matches(pairs, self.columns, self.polygons, messages, self.space)
 
-    def found(self, messages: MessageColumns) -> tuple[Matches, int]:
-        """Return all matches of a batch of messages, and how many candidates were verified."""
+    def found(self, messages: MessageColumns, *, only_kept: bool = False) -> tuple[Matches, int]:
+        """Return all matches of a batch of messages, and how many candidates were verified.
+
+        With `only_kept` matches of subscriptions that keep no results may be missing.
+        """
         n_messages = messages.x.size
         n_tasks = 4 * self._threads if self.pool else 1
         least = max(1, min(MIN_ROWS_OF_A_TASK, MIN_PAIRS_OF_A_TASK // max(1, len(self))))
         step = max(least, min(MAX_ROWS_OF_A_TASK, -(-n_messages // n_tasks)))
         if n_messages <= step:
-            return self._found_in(messages, 0, n_messages)
+            return self._found_in(messages, 0, n_messages, only_kept)
         divide = map if self.pool is None else self.pool.map
-        parts = list(divide(lambda start: self._found_in(messages, start, start + step), range(0, n_messages, step)))
+        some_found = partial(self._found_in, messages, step=step, only_kept=only_kept)
+        parts = list(divide(some_found, range(0, n_messages, step)))
         return joined([part for part, _ in parts]), sum(n for _, n in parts)
 
-    def _found_in(self, messages: MessageColumns, start: int, stop: int) -> tuple[Matches, int]:
-        some = rows_between(messages, start, stop)
+    def _found_in(self, messages: MessageColumns, start: int, step: int, only_kept: bool) -> tuple[Matches, int]:
+        some = rows_between(messages, start, start + step)
         n_candidates = 0
         blocks = []
-        for pairs in self._contents.index.candidates(some):
+        for pairs in self._contents.index.candidates(some, only_kept=only_kept):
             n_candidates += pairs.rows.size
             block = self.matches(pairs, some)
             blocks.append(block._replace(rows=block.rows + start) if start else block)

@@ -58,8 +58,11 @@ class Index(Protocol):
     def remove(self, slots: Any) -> None:
         """Propose the subscriptions at `slots` no more."""
 
-    def candidates(self, messages: MessageColumns) -> Iterator[Pairs]:
-        """Yield the candidates of a batch of messages in blocks, messages in order."""
+    def candidates(self, messages: MessageColumns, *, only_kept: bool = False) -> Iterator[Pairs]:
+        """Yield the candidates of a batch of messages in blocks, messages in order.
+
+        With `only_kept` those may be left out that keep no results.
+        """
 
     def state(self) -> dict[str, Any]:
         """Return what is worth saving, as arrays; no slot may be dead."""

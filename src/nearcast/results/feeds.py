@@ -179,9 +179,10 @@ class Feeds:
             is_always = self._keeping.floor_rises == "always"
             self._mind_sizes(news.feeds if is_always else news.feeds[inserted.states != 0])
 
-    def finish(self) -> FeedChanges:
-        """End a batch; return the net changes."""
-        changes = all_changes(self._buffers.each(lambda part: self._some_changes(*part), self._before))
+    def finish(self, *, is_told: bool = True) -> FeedChanges:
+        """End a batch; return the net changes if they are to be told."""
+        told = self._before if is_told else []
+        changes = all_changes(self._buffers.each(lambda part: self._some_changes(*part), told))
         self._before = []
         self._batch += 1
         self.n_new = 0

@@ -281,12 +281,12 @@ def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int]
 
 
 def _repeat(shard: Shard, waiting: list[pa.Table]) -> None:
-    """Publish messages of missed batches again, all at once: results end as if they had come one by one."""
+    """Take in the messages of missed batches again, all at once: results end as if they had come one by one."""
     broker = shard.broker
     # Without a window only nearest subscriptions look back, and who moves; others need not hear a message twice.
     looks_back = broker.window is not None or broker.lifetime is not None or broker.stats().by_kind["nearest"]
     if looks_back and any(table.num_rows for table in waiting):
-        broker.publish_batch(pa.concat_tables(waiting))
+        broker.catch_up(pa.concat_tables(waiting))
     waiting.clear()
 
 
