@@ -63,6 +63,8 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=20, help="(default %(default)s)")
     parser.add_argument("--messages", type=int, default=2_000, help="messages of a batch (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="batches that are timed (default %(default)s)")
+    parser.add_argument("--words", type=int, nargs=2, default=[1, 5], help="of a subscription: from, to (default 1 5)")
+    parser.add_argument("--by-time", action="store_true", help="top-k: a window of time; a batch is a second")
     parser.add_argument("--k-drawn", action="store_true", help="k drawn evenly from 1 to --k, as in the DkM-SKS paper")
     parser.add_argument("--churn", type=int, default=0, help="subscriptions that come, and go, in 1,000 messages")
     parser.add_argument("--threads", type=int, default=2, help="(default %(default)s)")
@@ -79,8 +81,7 @@ def main() -> None:
     if options.json:
         Path(options.json).parent.mkdir(parents=True, exist_ok=True)
         with open(options.json, "w", encoding="utf-8") as file:
-            told = provenance(options)
-            json.dump(told | told["options"] | {"results": results}, file, indent=1)
+            json.dump(provenance(options) | {"results": results}, file, indent=1)
 
 
 def figures_of(workload: Workload, options: Any) -> dict[str, Any]:
@@ -119,20 +120,25 @@ class Round(NamedTuple):
 class Run:
     """A broker and the messages and subscriptions that come to it; these are made in portions, off the clock."""
 
-    def __init__(self, workload: Workload, options: Any):
+    def __init__(self, workload: Workload, options: Any, n_times: int = 1):
+        """Make a broker, and messages for so many times as many rounds as are asked for."""
         self._workload, self._options = workload, options
-        window = nc.CountWindow(options.before) if options.kind == "topk" else None
+        window: nc.Window | None = nc.CountWindow(options.before)
+        if options.kind != "topk":
+            window = None
+        elif options.by_time:
+            window = nc.TimeWindow(options.before / options.messages)
         self.broker = nc.Broker(space=SPACE, vocabulary=fitted(workload), window=window, threads=options.threads)
-        self._stream = workload.stream(options.before + (options.rounds + 1) * options.messages)
+        self._stream = workload.stream(options.before + (options.rounds + 1) * options.messages * n_times)
         self._n_published = 0
         self._ids = [0, 0]  # of the subscriptions that are there: from, to
         self.n_churn = round(options.churn * options.messages / 1_000)
 
-    def subscribe(self) -> float:
-        """Register all subscriptions, and return how long it took."""
-        n, time = self._options.subscriptions, 0.0
+    def subscribe(self, n: int | None = None) -> float:
+        """Register subscriptions until there are all, or so many, and return how long it took."""
+        n, time = self._options.subscriptions if n is None else n, 0.0
         portion = SUBSCRIBED[self._options.kind]
-        for start in range(0, n, portion):
+        for start in range(self._ids[1], n, portion):
             time += self._subscribe(min(portion, n - start))
             self._log(f"{self._ids[1]:,} of {n:,} subscriptions, {time:,.0f} s")
         return time
@@ -165,7 +171,7 @@ class Run:
 
     def _subscribe(self, n: int) -> float:
         first = self._ids[1]
-        some = self._workload.interests(n, first=first)
+        some = self._workload.interests(n, first=first, n_words=tuple(self._options.words))
         table = interest_table(self._workload, some, self._options.kind, self._options.k, first)
         if self._options.k_drawn:
             ks = np.random.default_rng(first).integers(1, self._options.k + 1, n)
@@ -176,7 +182,10 @@ class Run:
     def _batch(self, n: int) -> pa.Table:
         some = points_at(self._stream, np.arange(self._n_published, self._n_published + n))
         table = message_table(self._workload, some)
-        table = table.set_column(0, "id", pa.array(np.arange(self._n_published, self._n_published + n)))
+        ids = np.arange(self._n_published, self._n_published + n)
+        table = table.set_column(0, "id", pa.array(ids))
+        if self._options.by_time:
+            table = table.append_column("ts", pa.array(ids / self._options.messages))
         self._n_published += n
         return table
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,9 @@ def those_here(names: Iterable[str], workloads: Mapping[str, Callable[[], Worklo
     return found
 
 
-def make_sweeps(sweeps: Mapping[str, Sweep], contests: list[Contest], options: Any, n_messages: int) -> None:
+def make_sweeps(
+    sweeps: Mapping[str, Sweep], contests: list[Contest], options: Any, n_messages: int, *, is_on_one_core: bool = True
+) -> None:
     """Measure the sweeps that are asked for, write them to their folder and print them."""
     options.out.mkdir(parents=True, exist_ok=True)
     results = []
@@ -75,7 +78,7 @@ def make_sweeps(sweeps: Mapping[str, Sweep], contests: list[Contest], options: A
                 "rounds": options.rounds,
                 "workloads": {contest.workload.name: contest.workload.title for contest in contests},
                 **{key: value for key, value in sweep._asdict().items() if key != "figures"},
-                "rows": rows_of(sweep, contests),
+                "rows": rows_of(sweep, contests, is_on_one_core=is_on_one_core),
             }
             write(result, options.out / f"{name}.json")
             console.log(f"{sweep.title}: written to {options.out / name}.json and .png")
@@ -84,11 +87,14 @@ def make_sweeps(sweeps: Mapping[str, Sweep], contests: list[Contest], options: A
         print_tables(result)
 
 
-def rows_of(sweep: Sweep, contests: list[Contest]) -> list[dict[str, Any]]:
+def rows_of(sweep: Sweep, contests: list[Contest], *, is_on_one_core: bool = True) -> list[dict[str, Any]]:
     """Return a row for each workload, value and index."""
     rows = []
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress, one_core():
+    with (
+        Progress(*columns, console=console, transient=True) as progress,
+        one_core() if is_on_one_core else nullcontext(),
+    ):
         task = progress.add_task(sweep.title, total=len(contests) * len(sweep.x_ticks))
         for contest in contests:
             for label, x in sweep.x_ticks.items():
