@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster test-peers lint check format soak \
-	bench bench-full bench-shards bench-topk-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-nearest bench-moving bench-moving-sweeps bench-spark \
+	bench bench-full bench-shards bench-topk-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-topk-scale bench-nearest bench-moving bench-moving-sweeps bench-spark \
 	bench-partition bench-gate lock clean
 
 help:  ## list the targets
@@ -103,6 +103,9 @@ bench-topk: .venv/dev.done  ## how fast top-k feeds over a window are kept up to
 
 bench-topk-sweeps: .venv/dev.done  ## the sweeps of the Skype paper against its rivals, as plots; FULL=1 takes a day
 	$(BIN)/python benchmarks/bench_topk_sweeps.py $(if $(FULL),--full) $(OPTIONS)
+
+bench-topk-scale: .venv/dev.done  ## the same sweeps at larger sizes, Nearcast alone, as plots; FULL=1: millions, an hour
+	$(BIN)/python benchmarks/bench_topk_scale.py $(if $(FULL),--full) $(OPTIONS)
 
 bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date; SIZE=10000000: as in the paper
 	$(BIN)/python benchmarks/bench_feeds.py nearest --k 10 $(if $(SIZE),--size $(SIZE) --before 1000000 --messages 1000 --rounds 10 --churn 100 --k-drawn --json benchmarks/report/feeds/nearest-$(SIZE).json) $(OPTIONS)

@@ -91,10 +91,8 @@ def rows_of(sweep: Sweep, contests: list[Contest], *, is_on_one_core: bool = Tru
     """Return a row for each workload, value and index."""
     rows = []
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with (
-        Progress(*columns, console=console, transient=True) as progress,
-        one_core() if is_on_one_core else nullcontext(),
-    ):
+    pinned = one_core() if is_on_one_core else nullcontext()
+    with Progress(*columns, console=console, transient=True) as progress, pinned:
         task = progress.add_task(sweep.title, total=len(contests) * len(sweep.x_ticks))
         for contest in contests:
             for label, x in sweep.x_ticks.items():
