@@ -281,7 +281,7 @@ def test_who_catches_up_has_the_same_results_and_windows(window, kinds):
     ours.subscribe(nc.Nearest("new", "tea", at=(1, 1)))
     theirs.subscribe(nc.Nearest("new", "tea", at=(1, 1)))
     assert ours.results("new") == theirs.results("new")
-    with pytest.raises(nc.NearcastError, match="outside"):
+    with pytest.raises(nc.NearcastError, match="bounds of the space"):
         ours.catch_up([nc.Message(200, 99, 99, "tea", ts=200)])
 
 
