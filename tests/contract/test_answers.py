@@ -49,7 +49,11 @@ VARIANTS = {
     # A buffer holds no more than it must, so floors move all the time.
     "adaptive, small buffers": (
         {"index": "adaptive"},
-        {"nearcast.results.sizing.EVALUATION_COST": 0, "nearcast.results.feeds.MAX_OVERSIZE": 1}
+        {
+            "nearcast.results.sizing.EVALUATION_COST": 0,
+            "nearcast.results.sizing.MAX_OVERSIZE": 1,
+            "nearcast.results.sizing.N_DEVIATIONS": 0,
+        }
         | {"nearcast.index.adaptive.MAX_DELTA_PAIRS": 0},
     ),
     "adaptive, by space": ({"index": "adaptive"}, costs(by_word=1e9, by_space=-1e9)),

@@ -27,7 +27,11 @@ from published.entries import ENTRY
 # As published, and so that a handful of subscriptions is split into every kind of node, or into small cells.
 SMALL_NODES = {"published.ap_tree.FANOUT": 5, "published.ap_tree.LEAF_SIZE": 2}
 # Buffers with no more than k messages, so that few of them give subscriptions floors to be pruned by.
-SMALL_BUFFERS = {"nearcast.results.sizing.EVALUATION_COST": 0, "nearcast.results.feeds.MAX_OVERSIZE": 1}
+SMALL_BUFFERS = {
+    "nearcast.results.sizing.EVALUATION_COST": 0,
+    "nearcast.results.sizing.MAX_OVERSIZE": 1,
+    "nearcast.results.sizing.N_DEVIATIONS": 0,
+}
 VARIANTS = {
     **{name: (name, SMALL_BUFFERS if name in TOPK_INDEXES else {}) for name in PUBLISHED},
     "igpt, small cells": ("igpt", SMALL_BUFFERS | {"published.igpt.CELL_SIZE": 1, "published.igpt.N_GROUPS": 2}),

@@ -5,6 +5,7 @@ import pytest
 
 import nearcast as nc
 from nearcast.results import keeping
+from nearcast.results.sizing import best_size, kept_sizes
 
 pytestmark = pytest.mark.kernels
 
@@ -59,3 +60,32 @@ def test_a_buffer_that_falls_below_k_is_filled_anew(kept, name):
     assert broker._feeds.n_evaluated > 1
     assert held[:2] == [N - 1, N]
     assert [delivery.message for delivery in broker.results("s")] == ["m38", "m39"]
+
+
+@pytest.mark.parametrize(("k", "n_above"), [(1, 30), (10, 40), (10, 2000), (50, 80)])
+def test_a_buffer_keeps_as_many_of_the_messages_above_its_floor_as_expected(k, n_above):
+    draw = np.random.default_rng(7)
+    sizes = []
+    for _ in range(200):
+        # By rank: how old each message is; it stays while fewer than k of those before it are newer.
+        ages = draw.permutation(n_above)
+        sizes.append(sum(int((ages[:i] < ages[i]).sum()) < k for i in range(n_above)))
+    usual, most = kept_sizes(k, n_above)
+    assert np.mean(sizes) == pytest.approx(usual, rel=0.15, abs=1)
+    # What has as many as it should rises rarely; what has far too many does.
+    assert np.mean(np.array(sizes) > most) < 0.05
+    assert kept_sizes(k, 1000 * n_above)[0] > most
+
+
+def test_floors_of_those_who_came_before_all_messages_rise_with_them():
+    broker = nc.Broker(space=SPACE, window=nc.CountWindow(5000))
+    broker.subscribe([nc.TopK(i, "tea", at=(i, 0), k=5) for i in range(10)])
+    draw = np.random.default_rng(3)
+    places = draw.uniform(0, 100, 5000)
+    for start in range(0, 5000, 100):
+        broker.publish_batch([nc.Message(i, places[i], 0, "tea") for i in range(start, start + 100)])
+    floors = broker._feeds._floors(np.arange(10))
+    n_above = [np.sum(0.5 * (1 - abs(places - i) / 100) + 0.5 >= floors[i]) for i in range(10)]
+    wanted = best_size(5, 5000)
+    assert min(n_above) >= 5
+    assert max(n_above) < 20 * wanted < 5000

@@ -23,10 +23,11 @@ import numpy as np
 from nearcast.columns import THRESHOLD
 from nearcast.jit import kernel, prefetch
 
-# k is 0 for one that is not in use. `wakes` is when it is to be looked at, `batch` the last one that changed it.
+# k is 0 for one that is not in use. `wakes` is when it is to be looked at, `batch` the last one that changed it, `most`
+# how many entries it may have before its floor is looked at.
 FEED = np.dtype(
     [(name, np.int64) for name in ("start", "order", "wakes", "batch")]
-    + [(name, np.int32) for name in ("size", "capacity", "k", "slot", "is_nearest", "max_dominators")]
+    + [(name, np.int32) for name in ("size", "capacity", "k", "slot", "is_nearest", "max_dominators", "most", "unused")]
 )
 # Buffers lie anywhere in memory; they are asked for so many feeds ahead.
 AHEAD = 16
@@ -38,8 +39,6 @@ MAX_COUNTED = (1 << COUNT_BITS) - 1
 NEVER = np.iinfo(np.int64).max
 # Of a buffer: it holds fewer than k though there may be more, or so many that its floor may have to rise.
 TOO_SHORT, TOO_LONG = 1, 2
-# A buffer so many times larger than it should be gets a higher floor; it should have k or more.
-MAX_OVERSIZE = 2
 
 
 class Clock(NamedTuple):
@@ -295,7 +294,7 @@ def update(
             oldest[i] = least
         if feed["size"] < feed["k"]:
             states[i] = TOO_SHORT if posted > (-np.inf if feed["is_nearest"] else 0.0) else 0
-        elif feed["size"] > MAX_OVERSIZE * feed["k"]:
+        elif feed["size"] > feed["most"]:
             states[i] = TOO_LONG
     return kept_rows, kept_offsets, kept_arrivals, kept_scores
 

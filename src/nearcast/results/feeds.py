@@ -23,7 +23,7 @@ from nearcast.index.growable import id_values
 from nearcast.index.matches import NO_MATCHES, Matches, filled
 from nearcast.index.protocol import unverified
 from nearcast.kernels.evaluate import lowered
-from nearcast.kernels.skyband import MAX_OVERSIZE, NEVER, with_expired
+from nearcast.kernels.skyband import NEVER, with_expired
 from nearcast.kernels.sorting import order_of
 from nearcast.kernels.verify import NEAREST, TOPK, distances_of
 from nearcast.model import Geographic, Id, Window
@@ -32,6 +32,7 @@ from nearcast.results.expiry import ExpiryLog
 from nearcast.results.keeping import KEEPINGS, KeepingName
 from nearcast.results.message_ids import MessageIds
 from nearcast.results.message_index import MessageIndex
+from nearcast.results.sizing import kept_sizes
 from nearcast.results.standings import Entry, nearest_entry, topk_entry
 from nearcast.results.window import NO_WINDOW, MessageWindow, compact_rows
 
@@ -256,12 +257,14 @@ class Feeds:
         if rises == "never":
             return floors
         table = self._buffers.table[feeds]
-        wanted = self._wanted(table["k"])
         if rises == "rarely":
-            is_risen = table["size"] > MAX_OVERSIZE * wanted
+            sizes, most = self._kept_sizes(table["k"])
+            self._buffers.table["most"][feeds] = most
+            is_risen = table["size"] > most
         else:
-            is_risen = (table["size"] > wanted) | ((table["size"] >= table["k"]) & (floors > self._lowest(feeds)))
-        ranks = np.minimum(wanted, table["size"])[is_risen] - 1
+            sizes = self._wanted(table["k"])
+            is_risen = (table["size"] > sizes) | ((table["size"] >= table["k"]) & (floors > self._lowest(feeds)))
+        ranks = np.minimum(sizes, table["size"])[is_risen] - 1
         floors[is_risen] = np.maximum(floors[is_risen], self._buffers.scores_at(feeds[is_risen], ranks))
         return floors
 
@@ -305,8 +308,15 @@ class Feeds:
         """Return how many of the best messages buffers of feeds should start with."""
         assert self.window is not None
         n_messages = max(1, self.window.current_size)
-        sizes = {k: self._keeping.size(k, n_messages) for k in np.unique(ks).tolist()}
-        return np.array([sizes[k] for k in ks.tolist()], np.int64)
+        some, places = np.unique(ks, return_inverse=True)
+        return np.array([self._keeping.size(k, n_messages) for k in some.tolist()], np.int64)[places]
+
+    def _kept_sizes(self, ks: Any) -> Any:
+        """Return how many entries buffers should have, and how many they may have before their floors rise."""
+        assert self.window is not None
+        some, places = np.unique(ks, return_inverse=True)
+        sizes = [kept_sizes(k, n) for k, n in zip(some.tolist(), self._wanted(some).tolist(), strict=True)]
+        return np.array(sizes, np.int64).reshape(-1, 2)[places].T
 
     def _lowest(self, feeds: Any) -> Any:
         return np.where(self._buffers.table["is_nearest"][feeds] != 0, LOWEST[NEAREST], LOWEST[TOPK])

@@ -10,6 +10,9 @@ import numpy as np
 # What it costs to evaluate a subscription from the window, in units of looking at an entry of a buffer.
 EVALUATION_COST = 1e5
 N_TRIED = 256
+# A floor rises where so many times more messages seem to be above it than there should be, beyond all chance.
+MAX_OVERSIZE = 2
+N_DEVIATIONS = 2
 
 
 def best_size(k: int, n_messages: int) -> int:
@@ -28,6 +31,18 @@ def _best_size(k: int, n_messages: int, evaluation_cost: float) -> int:
     most = min(4 * k + 64, max(k, n_messages))
     sizes = np.unique(np.linspace(k, most, N_TRIED).astype(np.int64))
     return int(sizes[np.argmin(cost(k, n_messages, sizes, evaluation_cost))])
+
+
+def kept_sizes(k: int, n_above: int) -> tuple[int, int]:
+    """Return how many entries a buffer has with so many messages at or above its floor, and beyond how many it rises.
+
+    The best k stay; the i-th best only as long as fewer than k of those before it are newer, which has probability
+    `k / i`. So of n messages about `k (1 + ln(n / k))` are kept: a buffer grows slowly while its floor becomes far
+    too low.
+    """
+    usual = k * (1.0 + np.log(n_above / k))
+    most = usual + k * np.log(MAX_OVERSIZE) + N_DEVIATIONS * np.sqrt(usual)
+    return round(usual), round(most)
 
 
 def cost(k: int, n_messages: int, sizes: Any, evaluation_cost: float) -> Any:
