@@ -172,3 +172,23 @@ def test_slabs_never_fall():
     assert slabs == sorted(slabs)
     assert (slabs[0], slabs[-1]) == (0, GRID - 1)
     assert slab_of(5.0, 5.0, 5.0, GRID) == 0
+
+
+def test_each_segment_has_subscriptions_of_one_group_and_stale_postings_of_feeds_go():
+    broker = nc.Broker(space=nc.Planar(0, 0, 100, 1, max_dist=100), window=nc.CountWindow(4000))
+    kinds = (nc.Boolean, nc.Similar, nc.TopK, nc.Nearest)
+
+    def subscription(i):
+        kind = kinds[i % 4]
+        place = {} if kind is nc.Boolean else {"at": (i % 100, 0)}
+        return kind(i, ["tea", f"w{i % 50}"], **place)
+
+    broker.subscribe([subscription(i) for i in range(4000)])
+    index = broker._book._contents.index
+    for start in range(0, 3000, 500):
+        broker.publish_batch([nc.Message(i, i % 100, 0, ["tea"]) for i in range(start, start + 500)])
+    columns = broker._book.columns
+    for part in index._view.segments:
+        assert set(adaptive.GROUP_OF_KIND[columns.kinds[part.slots]].tolist()) == {part.group}
+    n_feeds = sum(part.slots.size for part in index._view.segments if part.group == adaptive.FEEDS)
+    assert n_feeds < 2000 * (1 + 1 / adaptive.TIER_RATIO + 1 / adaptive.TIER_RATIO**2) * 1.5

@@ -22,7 +22,8 @@ from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.protocol import Pairs, unverified
 from nearcast.index.segment import Segment, Statistics, build_segment, described, own_statistics
 from nearcast.kernels.probe import count_words, probe, unpacked
-from nearcast.model import Geographic, Space
+from nearcast.kernels.verify import NEAREST, SIMILAR, TOPK
+from nearcast.model import KINDS, Geographic, Space
 from nearcast.space.distance import bounds
 from nearcast.text.vocabulary import Vocabulary
 
@@ -46,6 +47,11 @@ MIN_COUNT = 16
 
 NO_SLOTS = np.zeros(0, np.int64)
 NEVER = 1 << 62
+# A segment holds subscriptions of one group: what keeps results is posted anew all the time, others never.
+N_GROUPS = 3
+FEEDS = 2
+GROUP_OF_KIND = np.zeros(len(KINDS), np.int8)
+GROUP_OF_KIND[[SIMILAR, TOPK, NEAREST]] = 1, FEEDS, FEEDS
 
 
 class SegmentOfSlots(NamedTuple):
@@ -59,6 +65,7 @@ class SegmentOfSlots(NamedTuple):
     slots: Any  # int32, ascending
     statistics: Statistics
     expected_read: float
+    group: int
     is_here: Any = None  # bool, by slot; None as long as none has moved
 
 
@@ -125,7 +132,7 @@ class AdaptiveIndex:
             if self._is_building or view.delta.size + len(slots) <= MAX_DELTA:
                 self._view = view._replace(delta=np.union1d(view.delta, slots))
             else:
-                self._view = self._merged(view, slots, MAX_MERGED_FEEDS)
+                self._view = self._merged(view, slots)
 
     def move(self, slots: Any) -> None:
         """Post subscriptions anew whose places have changed; what was posted for the old ones does not count."""
@@ -151,19 +158,16 @@ class AdaptiveIndex:
             self._is_alive = room
         self.attach(subscriptions)
         self._n_not_alive += len(slots)
-        most = MAX_MERGED_FEEDS if (subscriptions.ks[slots] > 0).any() else NEVER
         with self._lock:
             self._first_pending = int(slots[0]) if len(slots) else NEVER
-            sizes = [part.slots.size for part in self._view.segments]
-            if self._view.delta.size + len(slots) <= MAX_DELTA and first_merged(sizes, most) >= len(sizes) - 1:
+            is_settled = all(self._is_settled(group) for group in np.unique(self._groups(slots)).tolist())
+            if self._view.delta.size + len(slots) <= MAX_DELTA and is_settled:
                 self._view = self._view._replace(delta=np.concatenate([self._view.delta, slots]))
                 return
             self._is_building = True
             before = self._view
         try:
-            view = before
-            for start in range(0, max(len(slots), 1), most):
-                view = self._merged(view, slots[start : start + most], most)
+            view = self._merged(before, slots)
             with self._lock:
                 # What was posted anew meanwhile may have been read with its old floor.
                 reposted = np.setdiff1d(self._view.delta, before.delta)
@@ -188,7 +192,7 @@ class AdaptiveIndex:
     # --- candidates; from several threads at once
 
     def candidates(self, messages: MessageColumns, *, only_kept: bool = False) -> Iterator[Pairs]:
-        """Yield what each segment finds, and all pairs with the delta; with `only_kept` no boolean posting is read."""
+        """Yield what each segment finds, and all pairs with the delta."""
         n_messages = messages.x.size
         self._settle(n_messages)
         view, subscriptions, is_alive = self._view, self._subscriptions, self._is_alive
@@ -201,7 +205,7 @@ class AdaptiveIndex:
         count_words(messages.token_offsets, messages.token_ids, scratch.counts)
         blocks = []
         for part in view.segments:
-            if only_kept and not part.segment.scored.size:
+            if only_kept and part.group != FEEDS:
                 continue
             n_found, scratch.found, scratch.numbers, n_read = probe(
                 part.segment,
@@ -209,7 +213,6 @@ class AdaptiveIndex:
                 messages,
                 is_alive if part.is_here is None else part.is_here,
                 self._n_not_alive > 0 or part.is_here is not None,
-                not only_kept,
                 scratch.has_word,
                 scratch.weights,
                 scratch.units,
@@ -276,12 +279,17 @@ class AdaptiveIndex:
         segments: list[SegmentOfSlots] = []
         while (prefix := f"segment_{len(segments)}_") + "slots" in arrays:
             n_messages, expected_read = arrays[prefix + "numbers"].tolist()
+            slots = arrays[prefix + "slots"]
+            groups = np.unique(GROUP_OF_KIND[subscriptions.kinds[slots]])
+            if groups.size != 1:
+                return False
             segments.append(
                 SegmentOfSlots(
                     Segment(*(arrays[prefix + name] for name in Segment._fields)),
-                    arrays[prefix + "slots"],
+                    slots,
                     Statistics(arrays[prefix + "frequencies"], int(n_messages)),
                     expected_read,
+                    int(groups[0]),
                 )
             )
         n_slots = subscriptions.kinds.size
@@ -311,20 +319,41 @@ class AdaptiveIndex:
                 self._follow_words()
 
     def _merged(self, view: _View, slots: Any, most: int = NEVER) -> _View:
-        """Return a view with delta and `slots` in a segment, merged with those before it that are not much larger."""
-        sizes = [part.slots.size for part in view.segments]
-        first = first_merged([*sizes, view.delta.size + slots.size], most)
-        merged = [*(part.slots for part in view.segments[first:]), view.delta]
+        """Return a view with delta and `slots` in segments, merged with those before them that are not much larger."""
+        slots = np.union1d(self._kept(view.delta), slots)
+        groups = self._groups(slots)
+        segments: list[SegmentOfSlots] = []
+        for group in range(N_GROUPS):
+            own = [part for part in view.segments if part.group == group]
+            new = slots[groups == group]
+            limit = MAX_MERGED_FEEDS if group == FEEDS else NEVER
+            for start in range(0, new.size, limit):
+                own = self._with(own, new[start : start + limit], min(limit, most))
+            segments += own
+        return _View(tuple(segments))
+
+    def _with(self, segments: list[SegmentOfSlots], slots: Any, most: int) -> list[SegmentOfSlots]:
+        """Return the segments of a group with further slots."""
+        first = first_merged([*(part.slots.size for part in segments), slots.size], most)
         # Those that were posted anew are there several times.
         is_merged = np.zeros(self._is_alive.size, bool)
-        is_merged[self._kept(np.concatenate(merged))] = True
+        for part in segments[first:]:
+            is_merged[self._kept(part.slots)] = True
         is_merged[slots] = True
         slots = np.flatnonzero(is_merged)
-        segments = (*view.segments[:first], *self._built(slots))
-        return _View(self._swept(segments) if slots.size > MAX_MERGED_FEEDS // 2 else segments)
+        built = [*segments[:first], *self._built(slots)]
+        return self._swept(built) if slots.size > MAX_MERGED_FEEDS // 2 else built
 
-    def _swept(self, segments: tuple[SegmentOfSlots, ...]) -> tuple[SegmentOfSlots, ...]:
-        """Return segments that are too large to be merged; those are built again that are mostly waste."""
+    def _groups(self, slots: Any) -> Any:
+        return GROUP_OF_KIND[self._subscriptions.kinds[slots]]
+
+    def _is_settled(self, group: int) -> bool:
+        """Whether no segments of a group should be one."""
+        sizes = [part.slots.size for part in self._view.segments if part.group == group]
+        return first_merged(sizes, MAX_MERGED_FEEDS if group == FEEDS else NEVER) >= len(sizes) - 1
+
+    def _swept(self, segments: list[SegmentOfSlots]) -> list[SegmentOfSlots]:
+        """Return segments of a group that are too large to be merged; those are built again that are mostly waste."""
         is_gone = ~self._is_alive
         is_gone[self._first_pending :] = False
         swept: list[SegmentOfSlots] = []
@@ -335,7 +364,7 @@ class AdaptiveIndex:
                 swept += self._built(part.slots[~is_waste])
             else:
                 swept.append(part)
-        return tuple(reversed(swept))
+        return swept[::-1]
 
     def _kept(self, slots: Any) -> Any:
         """Return slots, of any type, without those that were removed."""
@@ -357,7 +386,8 @@ class AdaptiveIndex:
         segment, expected_read = build_segment(
             self._subscriptions, slots, statistics, weights, self._space_box, self._space
         )
-        return [SegmentOfSlots(segment, slots.astype(np.int32), statistics, expected_read)]
+        group = int(self._groups(slots[:1])[0])
+        return [SegmentOfSlots(segment, slots.astype(np.int32), statistics, expected_read, group)]
 
     # --- words
 

@@ -282,7 +282,6 @@ def probe(
     messages: Any,
     is_alive: Any,
     has_dead: bool,
-    reads_boolean: bool,
     has_word: Any,
     weights: Any,
     units: Any,
@@ -301,7 +300,7 @@ def probe(
     scored_slots = segment.scored_slots
     balls = segment.balls
     summaries = segment.summaries
-    has_boolean = reads_boolean and postings.size > 0
+    has_boolean = postings.size > 0
     has_scored = scored.size > 0
     s_token_offsets = s.token_offsets
     s_token_ids = s.token_ids
