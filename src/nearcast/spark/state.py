@@ -120,11 +120,10 @@ class Folder:
                     with pa.ipc.new_file(file, sample.schema) as writer:
                         writer.write_table(sample)
             told = {"format": FORMAT, "run": uuid.uuid4().hex, **told}
-        text = json.dumps(told, indent=1)
-        if written != text.encode():
+        if written is None or json.loads(written) != told:
             # It comes last: where it is, the rest is.
             with self.tree.replaced(PIPELINE) as unfinished:
-                unfinished.write_text(text)
+                unfinished.write_text(json.dumps(told, indent=1))
         self._told = told
 
     def exists(self) -> bool:
