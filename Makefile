@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
-.PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-cluster test-peers lint check format soak \
+.PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-s3 test-cluster test-peers lint check format soak \
 	bench bench-full bench-shards bench-topk-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-topk-scale bench-nearest bench-moving bench-moving-sweeps bench-spark \
 	bench-partition bench-gate lock clean
 
@@ -48,6 +48,9 @@ test-nojit: .venv/dev.done  ## the tests of kernels again, as plain Python
 
 test-kafka: .venv/dev.done  ## the pipeline against a real Kafka; fetches it, and fails where it cannot
 	NEARCAST_KAFKA=needed $(BIN)/python -m pytest tests/spark/test_kafka.py
+
+test-s3: .venv/s3.done  ## state and plans in a bucket, against a server that speaks S3; installs it
+	NEARCAST_S3=$(CURDIR)/.venv/s3/bin/python $(BIN)/python -m pytest tests/spark/test_s3.py
 
 test-cluster: .venv/dev.done  ## the stream on clusters whose executors are killed, and on a full disk; takes some minutes
 	$(BIN)/python -m pytest -m cluster tests/spark
@@ -136,6 +139,8 @@ lock: .venv/dev.done  ## resolve requirements/*.txt anew
 		--group dev --extra report --extra spark -c requirements/run.txt pyproject.toml -o requirements/dev.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 		-c requirements/dev.txt requirements/bench.in -o requirements/bench.txt
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+		requirements/s3.in -o requirements/s3.txt
 
 clean:  ## remove everything that was made
 	rm -rf .venv .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
@@ -162,4 +167,11 @@ clean:  ## remove everything that was made
 .venv/bench.done: requirements/bench.txt .venv/dev.done
 	@echo "Installing the locked packages of the peers ..."
 	@$(PIP) install --require-hashes -r requirements/bench.txt
+	@touch $@
+
+# In an environment of its own: it needs other versions than Nearcast does.
+.venv/s3.done: requirements/s3.txt .venv/dev.done
+	@echo "Installing the locked packages of a server that speaks S3 ..."
+	@$(BIN)/python -m venv .venv/s3
+	@.venv/s3/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/s3.txt
 	@touch $@

@@ -99,6 +99,10 @@ def test_sources_elsewhere_are_told_as_they_stand(tmp_path):
     }
     (tmp_path / "pipeline.toml").write_text(GOOD.replace('path = "messages"', 'path = "hdfs://there/messages"'))
     assert read_pipeline(tmp_path / "pipeline.toml").messages["path"] == "hdfs://there/messages"
+    elsewhere = GOOD.replace('state = "state"', 'state = "s3://bucket/state"\ncheckpoint = "notes"')
+    (tmp_path / "pipeline.toml").write_text(elsewhere)
+    pipeline = read_pipeline(tmp_path / "pipeline.toml")
+    assert (pipeline.state, pipeline.checkpoint) == ("s3://bucket/state", f"file://{tmp_path}/notes")
     (tmp_path / "pipeline.toml").write_text(GOOD.replace(files, KAFKA.replace("latest", "later")))
     with pytest.raises(NearcastError, match=r"line 9: starting_offsets is 'later'; it must be 'earliest', 'latest' or"):
         read_pipeline(tmp_path / "pipeline.toml")
@@ -111,8 +115,8 @@ def test_sources_elsewhere_are_told_as_they_stand(tmp_path):
         ('state = "state"\n', "", "line 1: state is missing in [pipeline]"),
         (
             '"state"',
-            '"s3://bucket/state"',
-            "line 2: state is 's3://bucket/state'; it must be a folder that every worker",
+            '"s3a://bucket/state"',
+            "line 2: state is 's3a://bucket/state'; it must be a folder that every worker",
         ),
         ('"available-now"', '"soon"', "line 3: trigger is 'soon'; it must be 'available-now' or like '5 seconds'"),
         (

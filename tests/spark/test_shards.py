@@ -182,7 +182,7 @@ def test_damage_is_passed_over_or_mended(tmp_path, monkeypatch):
     shutil.rmtree(folder.path / "deliveries" / "batch=7")
     assert run_shard(folder, 0, 7).repeated == 4
     assert delivered(folder.path) == whole
-    next(folder.input_folder(7).rglob("*.arrow")).write_bytes(b"torn")
+    next((folder.path / "inputs" / "0000000007").rglob("*.arrow")).write_bytes(b"torn")
     assert folder.counts_of_sound_input(7) is None
     assert not folder.has_input(7)
     written(folder, scenario, 7)

@@ -13,7 +13,8 @@ import pytest
 
 import nearcast as nc
 from nearcast.spark import stream
-from nearcast.spark.state import Folder, local_path
+from nearcast.spark.state import Folder
+from nearcast.spark.trees import local_path
 from pipelines import ON_SPARK, SPACE, Scenario, delivered, started
 
 
@@ -262,7 +263,7 @@ def test_state_lies_among_the_files_of_workers(tmp_path):
     for value in (tmp_path, str(tmp_path), f"file:{tmp_path}", f"file://{tmp_path}", f"file://localhost{tmp_path}"):
         assert local_path("state", value) == tmp_path
     assert local_path("state", "a:b") == Path("a:b").absolute()
-    for value in ("s3://bucket/state", "hdfs:/state", "file://host/state", "abfss://a@b/c"):
+    for value in ("s3a://bucket/state", "hdfs:/state", "file://host/state", "http://a@b/c"):
         with pytest.raises(nc.NearcastError, match=rf"state is '{value}'; it must be a folder that every worker sees"):
             local_path("state", value)
 

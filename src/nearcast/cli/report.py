@@ -67,24 +67,32 @@ class Recorded(NamedTuple):
     first: Mapping[str, Any] | None  # the subscriptions that were there before the stream began
     lines: Sequence[Mapping[str, Any]]
     n_unreadable: int
+    name: str
 
 
 def report(
-    state: Annotated[Path, typer.Argument(metavar="STATE", help="The state folder of a pipeline, running or not.")],
+    state: Annotated[
+        str, typer.Argument(metavar="STATE", help="The state folder of a pipeline, running or not: a path or a URI.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            "--output", "--out", "-o", help="Where to write it: .html or .png; by default report.html in the folder."
+            "--output",
+            "--out",
+            "-o",
+            help="Where to write it: .html or .png; by default report.html in the folder, or here if that is a URI.",
         ),
     ] = None,
 ) -> None:
     """Draw how a pipeline did, batch by batch, on one page: throughput, times, balance of shards, size of the state."""
-    target = state / "report.html" if out is None else out
+    is_elsewhere = "://" in str(state)
+    default = Path("report.html") if is_elsewhere else Path(state) / "report.html"
+    target = default if out is None else out
     if target.suffix.lower() not in SUFFIXES:
         raise NearcastError(f"output is {target}; it must end in {' or '.join(SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise NearcastError("Matplotlib is not installed; pip install 'nearcast[report]'")
-    recorded = read_recorded(state)
+    recorded = _read_elsewhere(str(state)) if is_elsewhere else read_recorded(Path(state))
     check_writable(target)
     if recorded.n_unreadable:
         lines = "1 line" if recorded.n_unreadable == 1 else f"{recorded.n_unreadable:,} lines"
@@ -93,7 +101,7 @@ def report(
         )
     from nearcast.cli import charts
 
-    title = f"Nearcast pipeline {state.resolve().parent.name}/{state.resolve().name}"
+    title = f"Nearcast pipeline {recorded.name}"
     numbers = totals(recorded)
     with errors.status("Drawing ..."), replaced_file(target) as unfinished:
         if target.suffix.lower() == ".png":
@@ -110,21 +118,40 @@ def read_recorded(state: Path) -> Recorded:
     """Return what a state folder tells about its pipeline."""
     if not state.exists():
         raise NearcastError(f"{state} does not exist; it must be the state folder of a pipeline")
-    if not (state / "PIPELINE.json").is_file():
+    settings, metrics = state / "PIPELINE.json", state / "metrics.jsonl"
+    return _recorded(
+        str(state),
+        settings.read_bytes() if settings.is_file() else None,
+        metrics.read_bytes() if metrics.exists() else b"",
+        f"{state.resolve().parent.name}/{state.resolve().name}",
+    )
+
+
+def _read_elsewhere(state: str) -> Recorded:
+    """Return what a state folder on another file system tells about its pipeline."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise NearcastError("a state folder that is named by a URI needs PySpark; pip install 'nearcast[spark]'")
+    from nearcast.spark.remote import tree_at
+
+    tree = tree_at("state", state)
+    return _recorded(tree.place, tree.read("PIPELINE.json"), tree.log("metrics.jsonl"), tree.place)
+
+
+def _recorded(state: str, told: bytes | None, metrics: bytes, name: str) -> Recorded:
+    if told is None:
         raise NearcastError(f"{state} is not the state folder of a pipeline: there is no PIPELINE.json in it")
     try:
-        settings = json.loads((state / "PIPELINE.json").read_text(encoding="utf-8"))
+        settings = json.loads(told)
     except ValueError as error:
-        raise NearcastError(f"{state / 'PIPELINE.json'} cannot be read: {error}") from None
-    metrics = state / "metrics.jsonl"
-    texts = metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.exists() else []
+        raise NearcastError(f"{state}/PIPELINE.json cannot be read: {error}") from None
+    texts = metrics.decode(errors="replace").splitlines()
     found = [_line_of(text) for text in texts if text.strip()]
     # A batch that was repeated after a crash has two lines; the later one tells what its deliveries are.
     by_batch = {line["batch"]: line for line in found if line is not None}
     lines = [by_batch[batch] for batch in sorted(by_batch) if batch >= 0]
     if not lines:
         raise NearcastError(f"{state} has no batches yet; run the pipeline first")
-    return Recorded(settings, by_batch.get(-1), lines, found.count(None))
+    return Recorded(settings, by_batch.get(-1), lines, found.count(None), name)
 
 
 def _line_of(text: str) -> dict[str, Any] | None:

@@ -38,13 +38,15 @@ def run(
 
     from nearcast.spark.config import read_pipeline
     from nearcast.spark.pipeline import run as start
+    from nearcast.spark.remote import tree_at
 
     described = read_pipeline(pipeline)
+    state = tree_at("state", described.state).place
     sources = [f"messages ({described.messages['format']})"]
     sources += [
         f"{name} ({part['format']})" for name in ("subscriptions", "changes") if (part := getattr(described, name))
     ]
-    sinks = [f"{described.state / 'deliveries'} (parquet)", *(sink["format"] for sink in described.sinks)]
+    sinks = [f"{state}/deliveries (parquet)", *(sink["format"] for sink in described.sinks)]
     if check:
         output.print(
             f"{pipeline} is good: {', '.join(sources)} through {described.shards} shards to {', '.join(sinks)}"
@@ -74,12 +76,12 @@ def run(
     seconds = time.perf_counter() - started
     output.print(
         f"{totals['messages']:,} messages, {totals['deliveries']:,} deliveries, {totals['rejected']:,} rejected "
-        f"in {seconds:.1f} s; state and deliveries are in {described.state}",
+        f"in {seconds:.1f} s; state and deliveries are in {state}",
         highlight=False,
         soft_wrap=True,
         markup=False,
     )
-    errors.print(f"To see it: nearcast report {described.state}", highlight=False, soft_wrap=True, markup=False)
+    errors.print(f"To see it: nearcast report {state}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _await_end(query: StreamingQuery) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -17,18 +16,20 @@ from nearcast.broker import ON_ERROR, Broker, OnError
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
 from nearcast.model import Delivery, Space, Window, checked_choice
 from nearcast.partition.registry import PartitionerName
-from nearcast.spark.build import Planned, check_place, id_type, plan, write_rejected
+from nearcast.spark.build import Planned, check_place, plan, write_rejected
+from nearcast.spark.remote import Place
 from nearcast.spark.replicas import KEEPING, Replicas
 from nearcast.spark.router import Router
+from nearcast.spark.schemas import delivery_schema, id_type
 from nearcast.spark.shards import freeze_once
 from nearcast.spark.state import FIRST, Folder
+from nearcast.spark.trees import Tree
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 
 Results = Literal["final", "changes"]
 # Deliveries that are handed to Spark at once; it reads larger batches more slowly.
 MAX_DELIVERED = 100_000
-SPARK_ID_TYPES = {"string": T.StringType(), "int64": T.LongType()}
 ARROW_TYPES = {
     T.StringType: pa.string(),
     T.LongType: pa.int64(),
@@ -67,9 +68,9 @@ def match(
     shards: int = 2,
     partitioner: PartitionerName = "hash",
     sample: DataFrame | None = None,
-    folder: str | None = None,
+    folder: Place | None = None,
     on_error: OnError = "raise",
-    rejected: str | None = None,
+    rejected: Place | None = None,
 ) -> DataFrame:
     """Return a DataFrame of deliveries: which message reaches which subscription.
 
@@ -91,12 +92,13 @@ def match(
         How they are divided. By a hash, boolean and similarity subscriptions are not: one index serves every task.
     sample : DataFrame, optional
         Messages that the division is fitted to; the first of `messages` if it is left out.
-    folder : path, optional
-        Where the indexes are written, one for all tasks of a machine; every worker must be able to reach it. A
-        temporary folder if it is left out, which serves on one machine and is removed when the driver ends.
+    folder : path, URI or `pyarrow.fs.SubTreeFileSystem`, optional
+        Where the indexes are written, one for all tasks of a machine; every worker must be able to reach it, among its
+        files or through pyarrow, as s3://bucket/plans; then each machine has a copy. A temporary folder if it is left
+        out, which serves on one machine and is removed when the driver ends.
     on_error : {"raise", "skip"}, default "raise"
         Whether a bad row fails the job, with its id and the reason, or is put aside.
-    rejected : path, needed for on_error="skip"
+    rejected : path, URI or `pyarrow.fs.SubTreeFileSystem`, needed for on_error="skip"
         A folder for the rows that are put aside, as Parquet files with `id` and `reason`: subscriptions when `match` is
         called, messages when the deliveries are computed. It must be where every worker can write.
 
@@ -122,7 +124,7 @@ def match(
             on_error=on_error,
             rejected=rejected,
         )
-    task = _Task(_delivery_schema(messages, planned), on_error, rejected)
+    task = _Task(delivery_schema(planned.subscription_id, id_type(messages)), on_error, rejected)
     if results == "changes":
         task = task._replace(schema=T.StructType([*task.schema, T.StructField("batch", T.LongType())]))
         return _in_order(messages, [planned.stateless, planned.keeping], batch_size, task)
@@ -141,7 +143,7 @@ class _Task(NamedTuple):
 
     schema: T.StructType
     on_error: OnError
-    rejected: str | None
+    rejected: Place | None
 
 
 # --- matching
@@ -149,7 +151,7 @@ class _Task(NamedTuple):
 
 def _matched(folder: Folder, task: _Task, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Match messages where they are, with the shards that must hear them."""
-    shards = _opened(folder.path)
+    shards = _opened(folder.tree)
     freeze_once()
     bad: list[Rejection] = []
     for piece in rows:
@@ -262,14 +264,14 @@ def _standing(broker: Broker, replicas: Replicas, schema: T.StructType) -> Itera
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Path) -> _Shards:
-    return _Shards(Folder(path))
+def _opened(tree: Tree) -> _Shards:
+    return _Shards(Folder(tree))
 
 
 def _opened_shard(folder: Folder, number: int) -> tuple[Broker, Replicas]:
     broker, replicas, batch = folder.open_shard(number, FIRST, check="sizes")
     if batch != FIRST:
-        raise StorageError(f"shard {number} in {folder.path} is missing or damaged; plan the subscriptions again")
+        raise StorageError(f"shard {number} in {folder.tree.place} is missing or damaged; plan the subscriptions again")
     n_shards = folder.plan().shards
     return broker, Replicas(n_shards) if replicas is None else Replicas.of_state(replicas, n_shards)
 
@@ -287,19 +289,6 @@ def _tell_rejected(task: _Task, rejections: list[Rejection]) -> None:
     context = TaskContext.get()
     if rejections and task.rejected is not None and context is not None:
         write_rejected(task.rejected, f"messages-{context.partitionId():05d}", rejections)
-
-
-def _delivery_schema(messages: DataFrame, planned: Planned) -> T.StructType:
-    return T.StructType(
-        [
-            T.StructField("subscription", SPARK_ID_TYPES[planned.subscription_id]),
-            T.StructField("message", SPARK_ID_TYPES[id_type(messages)]),
-            T.StructField("change", T.ByteType()),
-            T.StructField("score", T.DoubleType()),
-            T.StructField("distance", T.DoubleType()),
-            T.StructField("rank", T.IntegerType()),
-        ]
-    )
 
 
 def _as_batches(table: pa.Table, schema: T.StructType) -> list[pa.RecordBatch]:

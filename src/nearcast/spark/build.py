@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -23,11 +22,13 @@ from nearcast.errors import NearcastError, RejectedRowsError, Rejection
 from nearcast.model import Geographic, Space, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
+from nearcast.spark.remote import Place, tree_at
 from nearcast.spark.replicas import KEEPING, Replicas
 from nearcast.spark.router import Router
+from nearcast.spark.schemas import id_type
 from nearcast.spark.shards import rejected_table
-from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, local_path
-from nearcast.storage import replaced_file
+from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
+from nearcast.spark.trees import LocalTree
 from nearcast.text.vocabulary import Vocabulary
 
 REPORT = "shard long, subscriptions long, id string, reason string"
@@ -36,7 +37,7 @@ REPORT = "shard long, subscriptions long, id string, reason string"
 class Planned(NamedTuple):
     """Subscriptions that are divided, and the indexes that tasks have built of them."""
 
-    path: Path
+    path: Path | str  # where they are; as messages name it, unless it is among the files of this machine
     subscription_id: str
     stateless: Folder | None  # boolean and similarity subscriptions, if there are any, or none at all
     keeping: Folder | None  # top-k and nearest ones, if there are any
@@ -51,9 +52,9 @@ def plan(
     shards: int = 2,
     partitioner: PartitionerName = "hash",
     sample: DataFrame | None = None,
-    folder: str | None = None,
+    folder: Place | None = None,
     on_error: OnError = "raise",
-    rejected: str | None = None,
+    rejected: Place | None = None,
 ) -> Planned:
     """Divide subscriptions among shards, and let a task for each build its index; return where they are, for `match`.
 
@@ -68,9 +69,9 @@ def plan(
     if shards < 1:
         raise NearcastError(f"shards is {shards}; it must be at least 1")
     check_place(on_error, rejected)
-    target = local_path("folder", folder or tempfile.gettempdir()) / f"nearcast-{uuid.uuid4().hex}"
+    target = tree_at("folder", folder or tempfile.gettempdir()).child(f"nearcast-{uuid.uuid4().hex}")
     if folder is None:
-        atexit.register(shutil.rmtree, target, ignore_errors=True)
+        atexit.register(target.remove, "")
     space = Geographic() if space is None else space
     vocabulary = Vocabulary() if vocabulary is None else vocabulary
     needs_sample = sample is not None and partitioner != BY_HASH
@@ -90,24 +91,26 @@ def plan(
             n_shards = 1 if name == "stateless" and partitioner == BY_HASH else shards
             # What keeps no results needs no window, and a message need not go to every shard.
             of_kind = window if name == "keeping" else None
-            made = Folder(target / name)
+            made = Folder(target.child(name))
             made.create(Plan(space, of_kind, n_shards, 1, kind_of_id, partitioner=partitioner), vocabulary, seen)
             n_subscriptions, rejections = _built(made, rows)
             bad += rejections
             if n_subscriptions:
                 built[name] = made
         if not built:
-            built["stateless"] = Folder(target / "stateless")
+            built["stateless"] = Folder(target.child("stateless"))
         for made in built.values():
             _save_empty_shards(made)
         if bad and on_error == "raise":
             raise RejectedRowsError(bad)
         if bad:
-            write_rejected(str(rejected), "subscriptions", bad)
+            assert rejected is not None
+            write_rejected(rejected, "subscriptions", bad)
     except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
+        target.remove("")
         raise
-    return Planned(target, kind_of_id, built.get("stateless"), built.get("keeping"))
+    path = target.path if isinstance(target, LocalTree) else target.place
+    return Planned(path, kind_of_id, built.get("stateless"), built.get("keeping"))
 
 
 def _built(folder: Folder, subscriptions: DataFrame) -> tuple[int, list[Rejection]]:
@@ -188,24 +191,15 @@ def _whole(rows: Iterator[pa.RecordBatch]) -> pa.Table | None:
 # --- rows put aside
 
 
-def check_place(on_error: OnError, rejected: str | None) -> None:
+def check_place(on_error: OnError, rejected: Place | None) -> None:
     """Raise unless there is a place for rows that are put aside, if they are."""
     if on_error == "skip" and rejected is None:
         raise NearcastError("on_error is 'skip'; rejected must name a folder for the rows that are put aside")
     if rejected is not None:
-        local_path("rejected", rejected)
+        tree_at("rejected", rejected)
 
 
-def write_rejected(path: str, name: str, rejections: list[Rejection]) -> None:
+def write_rejected(place: Place, name: str, rejections: list[Rejection]) -> None:
     """Write bad rows to a file of a folder, in place of what it held."""
-    folder = local_path("rejected", path)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replaced_file(folder / f"{name}.parquet") as unfinished:
+    with tree_at("rejected", place).replaced(f"{name}.parquet") as unfinished:
         pq.write_table(rejected_table(rejections).select(["id", "reason"]), unfinished)
-
-
-def id_type(frame: DataFrame) -> str:
-    """Return what the ids of a DataFrame are: "string" or "int64"."""
-    if "id" not in frame.columns:
-        raise NearcastError(f"there are the columns {', '.join(frame.columns)}; 'id' is missing")
-    return "string" if isinstance(frame.schema["id"].dataType, T.StringType) else "int64"

@@ -17,7 +17,9 @@ from nearcast.broker import Broker
 from nearcast.errors import NearcastError
 from nearcast.model import CountWindow, Fence, Geographic, Planar, Space, TimeWindow, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName
-from nearcast.spark.state import BY_HASH, local_path
+from nearcast.spark.remote import tree_at
+from nearcast.spark.state import BY_HASH
+from nearcast.spark.trees import LocalTree
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary
 
@@ -38,7 +40,14 @@ KAFKA_PREFIX = "kafka."
 OF_FILES = ("path", "files_per_batch")
 OF_KAFKA = ("servers", "topic", "starting_offsets", "rows_per_batch")
 TABLES: dict[str, Fields] = {
-    "pipeline": {"state": str, "shards": int, "partitioner": str, "snapshot_every": int, "trigger": str},
+    "pipeline": {
+        "state": str,
+        "shards": int,
+        "partitioner": str,
+        "snapshot_every": int,
+        "checkpoint": str,
+        "trigger": str,
+    },
     "messages": SOURCE,
     "subscriptions": {"format": str, "path": str},
     "sample": {"format": str, "path": str},
@@ -65,7 +74,7 @@ class ConfigError(NearcastError):
 class Pipeline:
     """What a pipeline file says; paths are relative to the file."""
 
-    state: Path
+    state: Path | str  # a URI if it is not among the files
     messages: Mapping[str, Any]
     subscriptions: Mapping[str, Any] | None
     changes: Mapping[str, Any] | None
@@ -78,6 +87,7 @@ class Pipeline:
     shards: int = 2
     partitioner: PartitionerName = "hash"
     snapshot_every: int = 20
+    checkpoint: str | None = None
     trigger: Mapping[str, Any] = field(default_factory=dict)
     sinks: tuple[Mapping[str, Any], ...] = ()
     spark: Mapping[str, str] = field(default_factory=dict)
@@ -136,6 +146,7 @@ class _Reader:
             shards=self.at_least_one("pipeline", main, "shards", 2),
             partitioner=self.partitioner(main),
             snapshot_every=self.at_least_one("pipeline", main, "snapshot_every", 20),
+            checkpoint=self.checkpoint(main),
             trigger=self.trigger(main),
             sinks=sinks,
             spark={key: str(value) for key, value in self.flat_spark().items()},
@@ -225,11 +236,15 @@ class _Reader:
                 "starting_offsets",
             )
 
-    def state(self, path: str) -> Path:
+    def state(self, path: str) -> Path | str:
         try:
-            return local_path("state", path if ":/" in path else self.path.parent / path)
+            tree = tree_at("state", path if ":/" in path else self.path.parent / path)
         except NearcastError as error:
             raise self.fail(str(error), "pipeline", "state") from error
+        return tree.path if isinstance(tree, LocalTree) else path
+
+    def checkpoint(self, main: Mapping[str, Any]) -> str | None:
+        return self.place(main["checkpoint"]) if "checkpoint" in main else None
 
     def space(self) -> Space:
         values = self.table("space")

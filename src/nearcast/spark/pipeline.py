@@ -13,8 +13,8 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nearcast.errors import NearcastError
-from nearcast.spark.build import id_type
 from nearcast.spark.config import KAFKA_PREFIX, Pipeline
+from nearcast.spark.schemas import id_type
 from nearcast.spark.session import session
 from nearcast.spark.shards import UNREADABLE
 from nearcast.spark.stream import stream
@@ -52,6 +52,7 @@ def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | N
         partitioner=pipeline.partitioner,
         sample=None if pipeline.sample is None else _files(spark, spark.read, pipeline.sample, MESSAGE_SCHEMA),
         snapshot_every=pipeline.snapshot_every,
+        checkpoint=pipeline.checkpoint,
         sinks=[partial(_sink, settings) for settings in pipeline.sinks],
         trigger=pipeline.trigger or None,
         on_batch=on_batch,

@@ -112,7 +112,7 @@ def _router_after(folder: Folder, batch: int) -> Router:
         _, again, _ = _decided(folder, router, missed, tables["changes"], tables["messages"])
         if not again.is_same(Routes(**arrays)):
             raise NearcastError(
-                f"the rows of batch {missed} of {folder.path} would be divided otherwise than they were"
+                f"the rows of batch {missed} of {folder.tree.place} would be divided otherwise than they were"
             )
     return router
 

@@ -10,21 +10,22 @@
     deliveries/batch=12/003.parquet   what the shards delivered
     rejected/batch=12/*.parquet       rows that could not be taken in, with reasons
     metrics.jsonl                     a line for each batch
+    QUERY.json                        which query does the batches, if Spark's checkpoint lies elsewhere
 
 A shard after batch N is a pure function of the inputs 0 to N: whoever needs it opens the latest snapshot that is
 sound and repeats the batches behind it. So nothing has to be undone, whatever dies, and a batch that Spark repeats
-gives the same deliveries in the same files. Everything is written aside and renamed when it is complete.
+gives the same deliveries in the same files. Everything is written aside and renamed when it is complete; `remote.py`
+says how that is done where nothing can be renamed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ import pyarrow.parquet as pq
 from nearcast.broker import Broker
 from nearcast.errors import NearcastError, StorageError
 from nearcast.model import Fence, Space, Window, as_settings, of_settings
-from nearcast.storage import MANIFEST, Check, State, read_state, replaced_file, write_state
+from nearcast.spark.trees import LocalTree, Tree
+from nearcast.storage import Check, State, read_state, write_state
 from nearcast.text.vocabulary import Vocabulary
 
 FORMAT = "nearcast-pipeline-1"
@@ -42,6 +44,9 @@ FORMAT = "nearcast-pipeline-1"
 FIRST = -1
 KEPT_SNAPSHOTS = 2
 ROUTER = "router"
+INPUTS = "inputs"
+PIPELINE, VOCABULARY, SAMPLE, METRICS = "PIPELINE.json", "vocabulary.arrow", "sample.arrow", "metrics.jsonl"
+QUERY = "QUERY.json"
 # By a hash of the id: no router is needed, and every shard hears every message.
 BY_HASH = "hash"
 PLAIN_NAMES = ("shards", "snapshot_every", "subscription_id", "message_id", "partitioner")
@@ -70,24 +75,20 @@ class Plan:
         return self.partitioner == BY_HASH or self.window is not None or self.lifetime is not None
 
 
-def local_path(name: str, value: str | os.PathLike[str]) -> Path:
-    """Return the path that a path or a URI of the scheme `file` names; raise for any other file system."""
-    text = os.fspath(value)
-    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
-        return Path(text).absolute()
-    # Three slashes, or one; with two, the first part would be a host. Nothing is decoded, as Spark does not.
-    if found := re.fullmatch(r"file:(?://(?:localhost)?)?(/(?!/).*)", text):
-        return Path(found[1])
-    raise NearcastError(
-        f"{name} is {text!r}; it must be a folder that every worker sees among its files: a path, or file:///..."
-    )
-
-
 class Folder:
-    """The state folder of a pipeline; every process that runs a part of it must be able to reach the path."""
+    """The state folder of a pipeline; every process that runs a part of it must be able to reach the place."""
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
+    def __init__(self, place: str | os.PathLike[str] | Tree):
+        self.tree = place if isinstance(place, Tree) else LocalTree(place)
+        # What PIPELINE.json says, once it was read; it goes along to workers.
+        self._told: dict[str, Any] | None = None
+
+    @property
+    def path(self) -> Path:
+        """Return the path of a folder that lies among the files of this machine."""
+        if not isinstance(self.tree, LocalTree):
+            raise NearcastError(f"{self.tree.place} has no path")
+        return self.tree.path
 
     # --- the pipeline itself
 
@@ -97,50 +98,69 @@ class Folder:
         `sample` are messages that the division of subscriptions is fitted to; only a new pipeline needs them.
         """
         told = _as_json(plan) | {"vocabulary": vocabulary.version}
-        manifest = self.path / "PIPELINE.json"
-        if manifest.exists():
-            known = DEFAULTS | json.loads(manifest.read_text())
+        written = self.tree.read(PIPELINE)
+        if written is not None:
+            known = DEFAULTS | json.loads(written)
             if known.get("format") != FORMAT:
-                raise StorageError(f"{manifest} has format {known.get('format')!r}; this version reads {FORMAT!r}")
+                raise StorageError(
+                    f"{self.tree.place}/{PIPELINE} has format {known.get('format')!r}; this version reads {FORMAT!r}"
+                )
             for name, value in told.items():
                 if known[name] != value and name != "snapshot_every":
                     raise NearcastError(
-                        f"{name} is {value}; the pipeline in {self.path} was made for {known[name]}; "
+                        f"{name} is {value}; the pipeline in {self.tree.place} was made for {known[name]}; "
                         "give it the same, or another folder"
                     )
             told = known | {"snapshot_every": plan.snapshot_every}
         else:
-            self.path.mkdir(parents=True, exist_ok=True)
-            vocabulary.save(self.path / "vocabulary.arrow")
+            with self.tree.replaced(VOCABULARY) as unfinished:
+                vocabulary.save(unfinished)
             if sample is not None:
-                with replaced_file(self.path / "sample.arrow") as unfinished, pa.OSFile(str(unfinished), "wb") as file:
+                with self.tree.replaced(SAMPLE) as unfinished, pa.OSFile(str(unfinished), "wb") as file:
                     with pa.ipc.new_file(file, sample.schema) as writer:
                         writer.write_table(sample)
             told = {"format": FORMAT, "run": uuid.uuid4().hex, **told}
-        with replaced_file(manifest) as unfinished:
-            unfinished.write_text(json.dumps(told, indent=1))
+        if written is None or json.loads(written) != told:
+            # It comes last: where it is, the rest is.
+            with self.tree.replaced(PIPELINE) as unfinished:
+                unfinished.write_text(json.dumps(told, indent=1))
+        self._told = told
+
+    def exists(self) -> bool:
+        """Whether a pipeline was made here."""
+        return self.tree.has(PIPELINE)
+
+    def _known(self) -> dict[str, Any]:
+        if self._told is None:
+            written = self.tree.read(PIPELINE)
+            if written is None:
+                raise StorageError(f"{self.tree.place} is not the state folder of a pipeline: there is no {PIPELINE}")
+            self._told = json.loads(written)
+        return DEFAULTS | self._told
 
     def run(self) -> str:
         """Return the name that the pipeline got when it was made."""
-        return str(json.loads((self.path / "PIPELINE.json").read_text())["run"])
+        return str(self._known()["run"])
 
     def plan(self) -> Plan:
         """Return what the pipeline was made for."""
-        known = DEFAULTS | json.loads((self.path / "PIPELINE.json").read_text())
+        known = self._known()
         told = {name: known[name] for name in PLAIN_NAMES}
         told |= {name: of_settings(known[name]) for name in PART_NAMES}
         return Plan(**told, lifetime=None if known["lifetime"] is None else float(known["lifetime"]))
 
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary that the pipeline began with."""
-        return Vocabulary.open(self.path / "vocabulary.arrow")
+        with self.tree.fetched(VOCABULARY) as path:
+            return Vocabulary.open(path)
 
     def sample(self) -> pa.Table:
         """Return the messages that the division of subscriptions is fitted to; there may be none."""
-        if not (self.path / "sample.arrow").exists():
-            return pa.table({})
-        with pa.OSFile(str(self.path / "sample.arrow"), "rb") as file:
-            return pa.ipc.open_file(file).read_all()
+        with self.tree.fetched(SAMPLE) as path:
+            if not path.exists():
+                return pa.table({})
+            with pa.OSFile(str(path), "rb") as file:
+                return pa.ipc.open_file(file).read_all()
 
     def new_broker(self) -> Broker:
         """Return a shard that has seen nothing yet."""
@@ -155,29 +175,28 @@ class Folder:
 
     # --- inputs
 
-    def input_folder(self, batch: int) -> Path:
-        """Return where the input of a batch lies."""
-        return self.path / "inputs" / f"{batch:010d}"
-
     def has_input(self, batch: int) -> bool:
         """Whether the input of a batch is there."""
-        return (self.input_folder(batch) / MANIFEST).exists()
+        return self.tree.has_state(_input(batch))
+
+    def last_input(self) -> int:
+        """Return the last batch whose input is there, or a part of it."""
+        return max(self.tree.numbers(INPUTS), default=FIRST - 1)
 
     def counts_of_sound_input(self, batch: int) -> dict[str, Any] | None:
         """Return the counts of the input of a batch to be done now; one that is not whole is removed: None."""
-        folder = self.input_folder(batch)
-        if not folder.exists():
+        if not self.tree.names(_input(batch)):
             return None
         try:
-            return dict(read_state(folder).description)
+            return dict(self.read_input(batch).description)
         except StorageError:
-            shutil.rmtree(folder)
+            self.tree.remove(_input(batch))
             return None
 
     def is_done(self, batch: int) -> bool:
         """Whether every shard has delivered a batch."""
-        folder = self.path / "deliveries" / f"batch={batch}"
-        return all((folder / f"{shard:03d}.parquet").exists() for shard in range(self.plan().shards))
+        names = self.tree.names(f"deliveries/batch={batch}")
+        return all(f"{shard:03d}.parquet" in names for shard in range(self.plan().shards))
 
     def write_input(
         self,
@@ -189,11 +208,12 @@ class Folder:
     ) -> None:
         """Keep the input of a batch, with what a router says of its rows if there is one."""
         tables = {"changes": changes, "messages": messages}
-        write_state(self.input_folder(batch), State(routes or {}, tables, dict(counts)))
+        state = State(routes or {}, tables, dict(counts))
+        self.tree.write_state(_input(batch), lambda path: write_state(path, state))
 
     def read_input(self, batch: int) -> State:
         """Return the input of a batch."""
-        return read_state(self.input_folder(batch))
+        return self.tree.read_state(_input(batch), read_state)
 
     # --- shards
 
@@ -209,19 +229,18 @@ class Folder:
         self._save(ROUTER, batch, lambda path: write_state(path, router))
 
     def _save(self, name: str, batch: int, write: Callable[[Path], None]) -> None:
-        folder = self._snapshot(name, batch)
         try:
-            write(folder)
+            self.tree.write_state(_snapshot(name, batch), write)
         except StorageError as failure:
             # A worker that was given up may have been writing the same; what counts is that one of them is whole.
             try:
-                read_state(folder)
+                self.tree.read_state(_snapshot(name, batch), read_state)
             except StorageError:
                 raise failure from None
 
     def has_shard(self, shard: int, batch: int) -> bool:
         """Whether a shard was kept as it was after a batch."""
-        return (self._snapshot(f"{shard:03d}", batch) / MANIFEST).exists()
+        return self.tree.has_state(_snapshot(f"{shard:03d}", batch))
 
     def open_shard(self, shard: int, batch: int, *, check: Check = "everything") -> tuple[Broker, State | None, int]:
         """Return a shard as it was after a batch or, if that was not kept, after the latest one before it.
@@ -231,8 +250,10 @@ class Folder:
         has_replicas = self.plan().partitioner != BY_HASH
         for number in self._kept_until(f"{shard:03d}", batch):
             try:
-                broker = Broker.open(self._snapshot(f"{shard:03d}", number), check=check)
-                replicas = read_state(self._snapshot(f"{shard:03d}-replicas", number)) if has_replicas else None
+                opened = partial(Broker.open, check=check)
+                broker = self.tree.read_state(_snapshot(f"{shard:03d}", number), opened)
+                kept = _snapshot(f"{shard:03d}-replicas", number)
+                replicas = self.tree.read_state(kept, read_state) if has_replicas else None
             except StorageError:
                 # Cut off while it was written, or damaged since: an earlier one and the inputs give the same.
                 continue
@@ -243,32 +264,34 @@ class Folder:
         """Return the router as it was after a batch or the latest one before it that was kept, None if none was."""
         for number in self._kept_until(ROUTER, batch):
             try:
-                return read_state(self._snapshot(ROUTER, number)), number
+                return self.tree.read_state(_snapshot(ROUTER, number), read_state), number
             except StorageError:
                 continue
         return None, FIRST - 1
 
-    def snapshots(self, name: str) -> list[int]:
-        """Return the batches after which something was kept."""
-        folder = self.path / "shards" / name
-        return [int(entry.name) for entry in folder.iterdir()] if folder.exists() else []
+    def collect_garbage(self, committed: int) -> int:
+        """Remove snapshots and inputs that no restart needs; all batches up to `committed` are done for good.
 
-    def collect_garbage(self, committed: int) -> None:
-        """Remove snapshots and inputs that no restart needs; all batches up to `committed` are done for good."""
+        Return how many bytes the others have.
+        """
+        names = [f"shards/{name}" for name in self._names()]
+        sizes = self.tree.sizes([INPUTS, *names])
         oldest = committed
-        for name in self._names():
-            kept = sorted(number for number in self.snapshots(name) if number <= committed)[-KEPT_SNAPSHOTS:]
+        for name in names:
+            kept = sorted(number for number, size in sizes[name].items() if number <= committed and size)
+            kept = kept[-KEPT_SNAPSHOTS:]
             oldest = min(oldest, kept[0] if len(kept) == KEPT_SNAPSHOTS else FIRST - 1)
-            for number in self.snapshots(name):
-                if kept and number < kept[0]:
-                    shutil.rmtree(self._snapshot(name, number), ignore_errors=True)
-        inputs = self.path / "inputs"
-        for entry in inputs.iterdir() if inputs.exists() else ():
-            if int(entry.name) <= oldest:
-                shutil.rmtree(entry, ignore_errors=True)
+            self._remove(name, sizes[name], kept[0] - 1 if kept else FIRST - 1)
+        self._remove(INPUTS, sizes[INPUTS], oldest)
+        return sum(sum(of_name.values()) for of_name in sizes.values())
+
+    def _remove(self, parent: str, sizes: dict[int, int], until: int) -> None:
+        for number in [number for number in sizes if number <= until]:
+            self.tree.remove(f"{parent}/{number:010d}")
+            del sizes[number]
 
     def _kept_until(self, name: str, batch: int) -> list[int]:
-        return sorted((number for number in self.snapshots(name) if number <= batch), reverse=True)
+        return sorted((number for number in self.tree.numbers(f"shards/{name}") if number <= batch), reverse=True)
 
     def _names(self) -> list[str]:
         """Return the names of all that is kept after some of the batches."""
@@ -276,57 +299,37 @@ class Folder:
         names = [f"{shard:03d}" for shard in range(plan.shards)]
         return names if plan.partitioner == BY_HASH else [*names, *(f"{name}-replicas" for name in names), ROUTER]
 
-    def _snapshot(self, name: str, batch: int) -> Path:
-        return self.path / "shards" / name / f"{batch:010d}"
-
     # --- what comes out
 
     def write_table(self, kind: str, batch: int, name: str, table: pa.Table) -> None:
         """Write a table of deliveries or rejected rows of a batch; the same call writes the same file."""
-        folder = self.path / kind / f"batch={batch}"
-        folder.mkdir(parents=True, exist_ok=True)
-        with replaced_file(folder / f"{name}.parquet") as unfinished:
+        with self.tree.replaced(f"{kind}/batch={batch}/{name}.parquet", is_synced=True) as unfinished:
             # Subscriptions are too many for a dictionary, which would be given up halfway.
             pq.write_table(table, unfinished, use_dictionary=["message", "change"])
-            descriptor = os.open(unfinished, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add a line about a batch."""
-        with open(self.path / "metrics.jsonl", "ab+") as file:
-            # A driver that died may have left half a line, which must not take this one with it.
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            before = b"" if file.read(1) in (b"", b"\n") else b"\n"
-            file.write(before + json.dumps(metrics).encode() + b"\n")
+        self.tree.append(METRICS, json.dumps(metrics).encode())
 
-    def kept(self) -> list[Path]:
-        """Return the folders of all inputs and snapshots."""
-        parents = [self.path / "inputs", *(self.path / "shards" / name for name in self._names())]
-        return [entry for parent in parents if parent.exists() for entry in parent.iterdir()]
+    # --- Spark's own checkpoint, if it lies elsewhere
 
+    def query(self) -> str | None:
+        """Return which query of Spark has done the batches, if that was noted."""
+        written = self.tree.read(QUERY)
+        return None if written is None else str(json.loads(written)["id"])
 
-class StateSize:
-    """How much the inputs and snapshots of a pipeline take; each is looked at once, since it does not change."""
-
-    def __init__(self, folder: Folder):
-        self._folder = folder
-        self._sizes: dict[Path, int] = {}
-
-    def bytes(self) -> int:
-        """Return how many bytes the inputs and snapshots have now, as their manifests say."""
-        self._sizes = {path: self._sizes.get(path) or _bytes_of(path) for path in self._folder.kept()}
-        return sum(self._sizes.values())
+    def note_query(self, query: str) -> None:
+        """Note which query of Spark does the batches."""
+        with self.tree.replaced(QUERY) as unfinished:
+            unfinished.write_text(json.dumps({"id": query}))
 
 
-def _bytes_of(path: Path) -> int:
-    """Return the bytes of a saved state; 0 while it is not whole."""
-    try:
-        manifest = (path / MANIFEST).read_bytes()
-        return len(manifest) + sum(size for size, _ in json.loads(manifest)["files"].values())
-    except FileNotFoundError:
-        return 0
+def _input(batch: int) -> str:
+    return f"{INPUTS}/{batch:010d}"
+
+
+def _snapshot(name: str, batch: int) -> str:
+    return f"shards/{name}/{batch:010d}"
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:

@@ -23,9 +23,11 @@ from nearcast.errors import NearcastError
 from nearcast.model import Fence, Space, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
-from nearcast.spark.build import id_type
+from nearcast.spark.remote import Place, tree_at
+from nearcast.spark.schemas import delivery_schema, id_type
 from nearcast.spark.shards import Report, freeze_once, is_kept, no_deliveries, run_shard, write_input
-from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan, StateSize, local_path
+from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
+from nearcast.spark.trees import local_path
 from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
@@ -47,7 +49,7 @@ REPORT = T.StructType(
 def stream(
     messages: DataFrame,
     *,
-    state: str | os.PathLike[str],
+    state: Place,
     subscriptions: DataFrame | None = None,
     changes: DataFrame | None = None,
     space: Space | None = None,
@@ -59,6 +61,7 @@ def stream(
     partitioner: PartitionerName = "hash",
     sample: DataFrame | None = None,
     snapshot_every: int = 20,
+    checkpoint: str | os.PathLike[str] | None = None,
     sinks: Sequence[Sink] = (),
     trigger: Mapping[str, Any] | None = None,
     on_batch: Callable[[Mapping[str, Any]], None] | None = None,
@@ -69,8 +72,9 @@ def stream(
     ----------
     messages : streaming DataFrame
         With the columns of a table of messages, see `Broker.publish_batch`.
-    state : path, or URI of the scheme `file`
-        A folder that every worker can reach. If a pipeline was there before, it goes on where it stopped.
+    state : path, URI or `pyarrow.fs.SubTreeFileSystem`
+        A folder that every worker can reach: among its files, or on a file system that pyarrow reaches, such as
+        s3://bucket/folder. If a pipeline was there before, it goes on where it stopped.
     subscriptions : DataFrame, optional
         Those that are there before the first message; read once, when the pipeline is made.
     changes : streaming DataFrame, optional
@@ -90,6 +94,10 @@ def stream(
         hash needs none, others divide badly without.
     snapshot_every : int, default 20
         After how many batches a shard is saved; after a failure the batches behind it are repeated.
+    checkpoint : path or URI, optional
+        Where Spark keeps its own notes of the stream; under the state folder if it is left out. They are as needed as
+        the state, and belong to it: with others the pipeline does not go on. Spark writes them, and must reach the
+        place itself: for s3:// that is s3a:// and needs Hadoop's connector.
     sinks : functions of a DataFrame of deliveries and the number of the batch
         Called after each batch, maybe again for the same one. The files in `deliveries` under the state folder are
         written in any case; each batch replaces its own.
@@ -105,7 +113,8 @@ def stream(
     if snapshot_every < 1:
         raise NearcastError(f"snapshot_every is {snapshot_every}; it must be at least 1")
     checked_choice("partitioner", partitioner, list(PARTITIONERS))
-    folder = Folder(local_path("state", state))
+    folder = Folder(tree_at("state", state))
+    location = folder.tree.location("checkpoint") if checkpoint is None else _location(checkpoint)
     subscribers = {id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
     if len(subscribers) > 1:
         raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
@@ -113,18 +122,22 @@ def stream(
     space = Broker(space=space, window=window, lifetime=lifetime, fence=fence).space
     ids = (subscribers.pop(), id_type(messages))
     plan = Plan(space, window, shards, snapshot_every, *ids, partitioner, lifetime, fence)
-    is_new = not (folder.path / "PIPELINE.json").exists()
+    is_new = not folder.exists()
     seen = sample.limit(SAMPLE_SIZE).toArrow() if sample is not None and is_new and partitioner != BY_HASH else None
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, seen)
-    batches = _Batches(folder, sinks, on_batch)
+    batches = _Batches(folder, sinks, on_batch, is_apart=checkpoint is not None)
     if not folder.is_done(FIRST):
         first = None if subscriptions is None else _rows(None, subscriptions)
         batches.process(first, FIRST, messages.sparkSession)
     rows = _rows(messages, changes)
-    writer = rows.writeStream.foreachBatch(batches.process)
-    # Named in full: on a cluster, plain paths may mean another file system.
-    writer = writer.option("checkpointLocation", f"file://{folder.path}/checkpoint")
+    writer = rows.writeStream.foreachBatch(batches.process).option("checkpointLocation", location)
     return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def _location(checkpoint: str | os.PathLike[str]) -> str:
+    """Return what Spark calls a path or URI; what other file systems there are is its own affair."""
+    text = os.fspath(checkpoint)
+    return text if "://" in text and not text.startswith("file:") else f"file://{local_path('checkpoint', text)}"
 
 
 def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
@@ -153,9 +166,17 @@ def _place(frame: DataFrame) -> Column:
 class _Batches:
     """Does one batch after the other; a batch that Spark repeats does the same again."""
 
-    def __init__(self, folder: Folder, sinks: Iterable[Sink], on_batch: Callable[[Mapping[str, Any]], None] | None):
+    def __init__(
+        self,
+        folder: Folder,
+        sinks: Iterable[Sink],
+        on_batch: Callable[[Mapping[str, Any]], None] | None,
+        *,
+        is_apart: bool = False,
+    ):
         self._folder, self._plan, self._sinks, self._on_batch = folder, folder.plan(), sinks, on_batch
-        self._size = StateSize(folder)
+        # Whether Spark's checkpoint is still to be shown to be that of the state.
+        self._is_unknown = is_apart
         # Of the batch before, if this process has done it.
         self._reports: list[Report] = []
 
@@ -167,6 +188,9 @@ class _Batches:
             # Spark Connect runs this at its server, where the session is another one.
             spark = rows.sparkSession
         assert spark is not None
+        if self._is_unknown and batch != FIRST:
+            _check_query(folder, batch, spark)
+            self._is_unknown = False
         counts = folder.counts_of_sound_input(batch)
         if counts is None:
             counts = _written_input(folder, batch, rows)
@@ -183,10 +207,10 @@ class _Batches:
         self._reports = reports
         matched = time.perf_counter()
         for sink in self._sinks if batch != FIRST else ():
-            sink(spark.read.parquet(f"file://{folder.path}/deliveries/batch={batch}"), batch)
+            schema = delivery_schema(self._plan.subscription_id, self._plan.message_id)
+            sink(folder.tree.frame(spark, f"deliveries/batch={batch}", schema), batch)
         sunk = time.perf_counter()
-        folder.collect_garbage(batch - 1)
-        state_bytes = self._size.bytes()
+        state_bytes = folder.collect_garbage(batch - 1)
         now, finished = datetime.now(UTC), time.perf_counter()
         newest, busy = counts.get("newest"), [report.seconds for report in reports]
         metrics = {
@@ -215,6 +239,26 @@ class _Batches:
         folder.append_metrics(metrics)
         if self._on_batch is not None:
             self._on_batch(metrics)
+
+
+def _check_query(folder: Folder, batch: int, spark: SparkSession) -> None:
+    """Raise unless Spark's checkpoint is that of the state: one that was lost would begin at the first batch again.
+
+    The inputs of batches that were done count then, whatever rows Spark gives, so rows would be lost.
+    """
+    try:
+        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    except (AttributeError, PySparkException):
+        # Spark Connect does not tell.
+        query = None
+    known, last = folder.query(), folder.last_input()
+    if (known is not None and query is not None and known != query) or batch < last:
+        raise NearcastError(
+            f"batch {batch} comes though {folder.tree.place} has got to batch {last}: the checkpoint is not the one "
+            "that this state was written with; give that one, or another state"
+        )
+    if known is None and query is not None:
+        folder.note_query(query)
 
 
 def _parallelism(spark: SparkSession, default: int) -> int:
