@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,8 +11,9 @@ import pytest
 import nearcast as nc
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.spark import shards
-from nearcast.spark.shards import run_shard, shard_after, shards_of, write_input
+from nearcast.spark.shards import claimed_shard, run_shard, shard_after, shards_of, write_input
 from nearcast.spark.state import FIRST, Folder, Plan
+from nearcast.spark.trees import LocalTree
 from nearcast.subscription_tables import subscriptions_to_table
 from pipelines import IS_SOAK, SPACE, Move, Scenario, answers, change_table, delivered, message_table
 
@@ -284,3 +286,36 @@ def test_a_snapshot_that_another_worker_wrote_will_do(tmp_path, monkeypatch):
     folder.save_shard(0, FIRST, broker)
     with pytest.raises(nc.StorageError):
         folder.save_shard(0, 0, broker)
+
+
+def test_tasks_claim_the_shards_that_their_workers_hold(tmp_path, monkeypatch):
+    folder = made(tmp_path, Scenario(tmp_path / "in", seed=70, n_batches=1, is_written=False), n_shards=3)
+    run = folder.run()
+    # Who holds what, and since which batch; the second worker has both, one of them out of date.
+    workers = [{(run, 2): (None, 7)}, {(run, 2): (None, 3), (run, 0): (None, 7), ("other", 1): (None, 9)}, {}]
+
+    def claims_of(worker, task, claims="claims/a"):
+        monkeypatch.setattr(shards, "_held", workers[worker])
+        return claimed_shard(folder, claims, task)
+
+    assert claims_of(0, 0) == 2
+    assert claims_of(1, 1) == 0
+    assert claims_of(2, 2) == 1
+    # Tried again, by whatever worker, a task has the same shard; another batch begins anew.
+    assert [claims_of(2, task) for task in (0, 1, 2)] == [2, 0, 1]
+    assert claims_of(2, 0, "claims/b") == 0
+    # Where two attempts of a task have taken two shards, the last finds none and runs one again.
+    folder.tree.claim("claims/b/1", "0")
+    assert claims_of(0, 1, "claims/b") == 2
+    assert claims_of(2, 2, "claims/b") == 2
+    assert claims_of(1, 2, None) == 2
+
+
+def test_of_many_who_claim_the_same_one_gets_it(tmp_path):
+    tree = LocalTree(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(20):
+            wins = list(pool.map(lambda owner, n=number: tree.claim(f"claims/{n}", str(owner)), range(8)))
+            assert sum(wins) == 1
+            assert tree.read(f"claims/{number}") == str(wins.index(True)).encode()
+    assert tree.names("claims") == {str(number) for number in range(20)}

@@ -245,6 +245,27 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
     return Report(number, *counts, seconds, publish_seconds, repeated, _peak_bytes())
 
 
+def claimed_shard(folder: Folder, claims: str | None, task: int) -> int:
+    """Return which shard a task is to run: one that this process holds, if no other task has claimed it.
+
+    Spark gives a task to any worker that is free, and one that does not hold its shard would have to repeat batches. A
+    task that is tried again gets what it had. If two attempts of a task run at once, they may claim two shards, and
+    another task finds none; then it runs one a second time, and whoever gets the reports sees which is missing.
+    """
+    if claims is None or not folder.tree.can_claim:
+        return task
+    owners = {int(name): folder.tree.read(f"{claims}/{name}") for name in folder.tree.names(claims) if name.isdigit()}
+    for shard, owner in sorted(owners.items()):
+        if owner == str(task).encode():
+            return shard
+    run = folder.run()
+    held = {number: last for (key, number), (_, last) in _held.items() if key == run}
+    for shard in sorted(range(folder.plan().shards), key=lambda number: -held.get(number, FIRST - 1)):
+        if shard not in owners and folder.tree.claim(f"{claims}/{shard}", str(task)):
+            return shard
+    return task
+
+
 def is_kept(plan: Plan, batch: int, numbers: Iterable[int] | None = None) -> bool:
     """Whether any shard, or any of some, is kept as it is after a batch."""
     # At different times, so that no batch waits for all of them.

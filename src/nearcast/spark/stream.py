@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -25,7 +26,7 @@ from nearcast.partition.registry import PARTITIONERS, PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.remote import Place, tree_at
 from nearcast.spark.schemas import delivery_schema, id_type
-from nearcast.spark.shards import Report, freeze_once, is_kept, no_deliveries, run_shard, write_input
+from nearcast.spark.shards import Report, claimed_shard, freeze_once, is_kept, no_deliveries, run_shard, write_input
 from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
 from nearcast.spark.trees import local_path
 from nearcast.text.vocabulary import Vocabulary
@@ -200,10 +201,11 @@ class _Batches:
             reports = [report.idle() for report in self._reports]
             folder.write_table("deliveries", batch, "none", no_deliveries(self._plan))
         else:
-            tasks = spark.range(0, shards, 1, min(shards, _parallelism(spark, shards))).mapInArrow(
-                partial(_run_shards, folder, batch), REPORT
-            )
-            reports = sorted(Report(*row) for row in tasks.collect())
+            reports = self._run(spark, batch, f"claims/{uuid.uuid4().hex}")
+            if [report.shard for report in reports] != list(range(shards)):
+                # Attempts of the same task were in each other's way, and a shard was left out.
+                reports = self._run(spark, batch, None)
+            folder.tree.remove("claims")
         self._reports = reports
         matched = time.perf_counter()
         for sink in self._sinks if batch != FIRST else ():
@@ -239,6 +241,13 @@ class _Batches:
         folder.append_metrics(metrics)
         if self._on_batch is not None:
             self._on_batch(metrics)
+
+    def _run(self, spark: SparkSession, batch: int, claims: str | None) -> list[Report]:
+        """Let tasks take a batch into all shards; return their reports."""
+        shards = self._plan.shards
+        tasks = spark.range(0, shards, 1, min(shards, _parallelism(spark, shards)))
+        rows = tasks.mapInArrow(partial(_run_shards, self._folder, batch, claims), REPORT).collect()
+        return sorted(Report(*row) for row in rows)
 
 
 def _check_query(folder: Folder, batch: int, spark: SparkSession) -> None:
@@ -309,8 +318,11 @@ def _order(places: Any) -> Any:
     return None if (order[1:] > order[:-1]).all() else pa.array(order)
 
 
-def _run_shards(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _run_shards(
+    folder: Folder, batch: int, claims: str | None, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Let the shards of a task take in a batch."""
     for piece in rows:
-        reports = [run_shard(folder, shard, batch)._asdict() for shard in piece["id"].to_pylist()]
+        tasks = piece["id"].to_pylist()
+        reports = [run_shard(folder, claimed_shard(folder, claims, task), batch)._asdict() for task in tasks]
         yield pa.RecordBatch.from_pylist(reports)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ class Tree(ABC):
     """A folder somewhere; trees of the same place are equal, and may be sent to workers."""
 
     place: str  # as messages name it
+    can_claim = False  # whether `claim` works here
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._identity() == other._identity()
@@ -83,6 +85,10 @@ class Tree(ABC):
     @abstractmethod
     def frame(self, spark: SparkSession, key: str, schema: StructType) -> DataFrame:
         """Return the Parquet files of a folder."""
+
+    def claim(self, key: str, owner: str) -> bool:
+        """Put a file in place that says whose it is, unless there is one; return whether it is new."""
+        raise NotImplementedError
 
     # --- a log
 
@@ -133,6 +139,8 @@ def local_path(name: str, value: str | os.PathLike[str]) -> Path:
 
 class LocalTree(Tree):
     """A folder among the files of this machine; all machines that run a part must see it under the same path."""
+
+    can_claim = True
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
@@ -196,6 +204,21 @@ class LocalTree(Tree):
     def frame(self, spark: SparkSession, key: str, schema: StructType) -> DataFrame:  # noqa: ARG002
         """Return the Parquet files of a folder; they know their columns."""
         return spark.read.parquet(self.location(key))
+
+    def claim(self, key: str, owner: str) -> bool:
+        """Put a file in place that says whose it is, unless there is one; return whether it is new."""
+        target = self.path / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        aside.write_text(owner)
+        try:
+            # Unlike a file that is opened, a link is there with what it holds or not at all.
+            os.link(aside, target)
+        except FileExistsError:
+            return False
+        finally:
+            aside.unlink()
+        return True
 
     def append(self, key: str, line: bytes) -> None:
         """Add a line to a log."""
