@@ -319,3 +319,20 @@ def test_of_many_who_claim_the_same_one_gets_it(tmp_path):
             assert sum(wins) == 1
             assert tree.read(f"claims/{number}") == str(wins.index(True)).encode()
     assert tree.names("claims") == {str(number) for number in range(20)}
+
+
+def test_a_shard_is_kept_sooner_where_batches_are_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "_held", {})
+    monkeypatch.setattr(shards, "MAX_UNSAVED", 0)
+    scenario = Scenario(tmp_path / "in", seed=71, n_batches=4, is_written=False, has_window=True)
+    folder = made(tmp_path, scenario, snapshot_every=100)
+    kept = []
+    for batch in range(4):
+        written(folder, scenario, batch)
+        run_shard(folder, 1, batch)
+        kept.append(folder.has_shard(1, batch))
+        monkeypatch.setattr(shards, "MAX_UNSAVED", 0 if batch == 1 else 10**6)
+    assert kept == [True, False, True, False]
+    monkeypatch.setattr(shards, "_held", {})
+    again = run_shard(folder, 1, 3)
+    assert again.repeated == 0

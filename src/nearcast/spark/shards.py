@@ -35,8 +35,11 @@ Checked = tuple[pa.Table, list[Rejection]]
 # batch before repeats it; what failed in the middle is not here.
 _held: dict[tuple[str, int], tuple[Any, int]] = {}
 ROUTER = -1
-# Messages that are published again at once.
+# Messages that are taken in again at once.
 MAX_REPEATED = 200_000
+# After about so many messages a shard is kept, however few batches they were; a restart repeats about 60,000 in a
+# second.
+MAX_UNSAVED = 250_000
 _is_frozen = False
 
 
@@ -46,6 +49,7 @@ class Shard(NamedTuple):
     number: int
     broker: Broker
     replicas: Replicas
+    n_unsaved: int = 0  # messages that it has heard since it was kept
 
 
 class Report(NamedTuple):
@@ -231,13 +235,15 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
         found.append(shard.replicas.own(shard.broker.publish_batch(given.heard), given.message_ids, given.hears))
     publish_seconds = time.perf_counter() - publishing
     plan = folder.plan()
+    shard = shard._replace(n_unsaved=shard.n_unsaved + given.heard.num_rows)
     deliveries = _stacked(found, plan)
     folder.write_table("deliveries", batch, f"{number:03d}", deliveries)
     if rejected:
         folder.write_table("rejected", batch, f"changes-{number:03d}", rejected_table(rejected))
-    if is_kept(plan, batch, [number]):
+    if is_kept(plan, batch, [number]) or _is_overdue(shard, plan):
         replicas = None if plan.partitioner == BY_HASH else shard.replicas.state()
         folder.save_shard(number, batch, shard.broker, replicas)
+        shard = shard._replace(n_unsaved=0)
     _held[key] = shard, batch
     repeated = batch - 1 - last
     seconds = time.perf_counter() - started
@@ -273,6 +279,12 @@ def is_kept(plan: Plan, batch: int, numbers: Iterable[int] | None = None) -> boo
     return batch == FIRST or any((batch + number) % plan.snapshot_every == 0 for number in numbers)
 
 
+def _is_overdue(shard: Shard, plan: Plan) -> bool:
+    """Whether a shard has heard so many messages since it was kept that to repeat them would take long."""
+    most = MAX_UNSAVED * (1 + shard.number / plan.shards)
+    return shard.n_unsaved > most and _looks_back(shard.broker)
+
+
 def shard_after(folder: Folder, number: int, batch: int) -> Broker:
     """Return a shard as it is after a batch, to be asked for results and explanations."""
     return _brought_to(folder, number, batch, None)[0].broker
@@ -295,6 +307,7 @@ def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int]
         if waiting and given.heard.schema != waiting[0].schema:
             _repeat(shard, waiting)
         waiting.append(given.heard)
+        shard = shard._replace(n_unsaved=shard.n_unsaved + given.heard.num_rows)
         if sum(table.num_rows for table in waiting) > MAX_REPEATED:
             _repeat(shard, waiting)
     _repeat(shard, waiting)
@@ -303,12 +316,15 @@ def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int]
 
 def _repeat(shard: Shard, waiting: list[pa.Table]) -> None:
     """Take in the messages of missed batches again, all at once: results end as if they had come one by one."""
-    broker = shard.broker
-    # Without a window only nearest subscriptions look back, and who moves; others need not hear a message twice.
-    looks_back = broker.window is not None or broker.lifetime is not None or broker.stats().by_kind["nearest"]
-    if looks_back and any(table.num_rows for table in waiting):
-        broker.catch_up(pa.concat_tables(waiting))
+    if any(table.num_rows for table in waiting) and _looks_back(shard.broker):
+        shard.broker.catch_up(pa.concat_tables(waiting))
     waiting.clear()
+
+
+def _looks_back(broker: Broker) -> bool:
+    """Whether it matters which messages were there before; where it does not, none need be heard twice."""
+    # Without a window only nearest subscriptions look back, and who moves.
+    return broker.window is not None or broker.lifetime is not None or broker.stats().by_kind["nearest"] > 0
 
 
 class Given(NamedTuple):

@@ -94,7 +94,8 @@ def stream(
         Messages that the division is fitted to, with the first subscriptions; read once, when the pipeline is made. A
         hash needs none, others divide badly without.
     snapshot_every : int, default 20
-        After how many batches a shard is saved; after a failure the batches behind it are repeated.
+        After how many batches a shard is saved at the latest, or sooner where they are large; after a failure the
+        batches behind it are repeated.
     checkpoint : path or URI, optional
         Where Spark keeps its own notes of the stream; under the state folder if it is left out. They are as needed as
         the state, and belong to it: with others the pipeline does not go on. Spark writes them, and must reach the
