@@ -89,3 +89,20 @@ def test_floors_of_those_who_came_before_all_messages_rise_with_them():
     wanted = best_size(5, 5000)
     assert min(n_above) >= 5
     assert max(n_above) < 20 * wanted < 5000
+
+
+@pytest.mark.parametrize("name", keeping.KEEPINGS)
+def test_messages_expire_of_those_who_have_gone(name):
+    broker = nc.Broker(space=SPACE, window=nc.CountWindow(20), keeping=name)
+    ids = list(range(3000))
+    broker.subscribe([nc.TopK(i, "tea", at=(i % 100, 0), k=2) for i in ids])
+    broker.publish_batch([nc.Message(i, i, 0, "tea") for i in range(20)])
+    broker.unsubscribe(ids[:-1])
+    # So many are dead that slots are numbered anew.
+    broker.subscribe(nc.TopK(-1, "tea", at=(0, 0), k=2))
+    for start in range(20, 100, 5):
+        broker.publish_batch([nc.Message(i, i, 0, "tea") for i in range(start, start + 5)])
+        assert [found.message for found in broker.results(-1)] == [start - 15, start - 14]
+    broker.unsubscribe([-1, ids[-1]])
+    broker.publish_batch([nc.Message(i, i % 100, 0, "tea") for i in range(100, 140)])
+    assert len(broker) == 0

@@ -24,7 +24,7 @@ from nearcast.columns import THRESHOLD
 from nearcast.jit import kernel, prefetch
 
 # k is 0 for one that is not in use. `wakes` is when it is to be looked at, `batch` the last one that changed it, `most`
-# how many entries it may have before its floor is looked at.
+# how many entries it may have before its floor is looked at. 64 bytes in all.
 FEED = np.dtype(
     [(name, np.int64) for name in ("start", "order", "wakes", "batch")]
     + [(name, np.int32) for name in ("size", "capacity", "k", "slot", "is_nearest", "max_dominators", "most", "unused")]

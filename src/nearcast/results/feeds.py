@@ -203,6 +203,9 @@ class Feeds:
         # Only those of nearest subscriptions have no score.
         scores = np.where(np.isnan(scores), -distances, scores)
         expired = NO_NUMBERS if self.window is None else self._log.expired(self.window.least_recency)
+        if self._keeping.floor_rises == "always":
+            # Its floors are looked up before the kernel passes over feeds that are no longer in use.
+            expired = expired[self._buffers.table["k"][expired] > 0]
         feeds, offsets = with_expired(owners[order], expired)
         return News(feeds, offsets, messages.arrivals[found.rows[order]], scores)
 
