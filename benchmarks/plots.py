@@ -6,6 +6,7 @@ Run as a program, it draws again what the JSON files of a folder hold.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+MIN_SPAN = 5
 # Colours that stay apart for those who see fewer (Okabe and Ito), and a marker for each where there are none.
 STYLES = {
     "nearcast": {"label": "Nearcast", "color": "#D55E00", "marker": "o", "linewidth": 2.2, "zorder": 3},
@@ -44,6 +46,7 @@ def draw(sweep: dict[str, Any], path: Path) -> None:
         for axes, workload in zip(axes_of_panel, workloads, strict=True):
             draw_panel(axes, sweep, workload, key)
         axes_of_panel[0].set_ylabel(label)
+        widen(axes_of_panel[0])
         label_powers(axes_of_panel[0])
     for axes, workload in zip(grid[0], workloads, strict=True):
         axes.set_title(sweep["workloads"][workload], fontsize=10)
@@ -78,6 +81,14 @@ def draw_panel(axes: Axes, sweep: dict[str, Any], workload: str, key: str) -> No
     axes.xaxis.minorticks_off()
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def widen(axes: Axes) -> None:
+    """Let an axis span a factor of MIN_SPAN at least: what hardly changes should look like it."""
+    low, high = axes.get_ylim()
+    if high < MIN_SPAN * low:
+        middle = math.sqrt(low * high)
+        axes.set_ylim(middle / math.sqrt(MIN_SPAN), middle * math.sqrt(MIN_SPAN))
 
 
 def label_powers(axes: Axes) -> None:
