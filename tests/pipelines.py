@@ -277,3 +277,50 @@ def started(spark, scenario, state, **options):
         trigger={"availableNow": True},
         **{"lifetime": scenario.lifetime, "shards": 2, "snapshot_every": 3} | options,
     )
+
+
+def stateless(scenario):
+    """The first subscriptions that keep no results, of a scenario without a window."""
+    return [subscription for subscription in scenario.first if subscription.kind != "nearest"]
+
+
+def stateless_answers(scenario):
+    """All messages of a scenario, and what a broker delivers to those who keep no results, in order."""
+    messages = [message for _, batch in scenario.batches for message in batch]
+    broker = nc.Broker(space=SPACE, vocabulary=scenario.vocabulary())
+    broker.subscribe(stateless(scenario))
+    return messages, sorted(rows(broker.publish_batch(messages)), key=repr)
+
+
+def stateless_plan(spark, scenario, folder):
+    """The same subscriptions divided by location."""
+    from nearcast.spark import plan
+
+    return plan(
+        spark.createDataFrame(subscriptions_to_table(stateless(scenario))),
+        space=SPACE,
+        vocabulary=scenario.vocabulary(),
+        partitioner="location",
+        sample=spark.createDataFrame(scenario.sample()),
+        folder=folder,
+    )
+
+
+# What a pipeline file says of the stream of a Scenario, beside its sources and sinks.
+SETTINGS = """
+[space]
+kind = "planar"
+min_x = 0
+min_y = 0
+max_x = 1
+max_y = 1
+
+[window]
+count = 40
+
+[active]
+lifetime = 30
+
+[text]
+vocabulary = "words.vocabulary"
+"""

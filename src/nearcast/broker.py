@@ -462,9 +462,7 @@ class Broker:
         """
         self._settle()
         with self._lock:
-            raw, rejections = self._intake.checked(messages)
-            if rejections:
-                raise RejectedRowsError(rejections)
+            raw = self._intake.all_good(messages)
             columns = self._intake.columns(raw, self._tally.messages)
             self._taken_in(columns, raw.ids.to_pylist(), raw.ids.type, raw.expires, only_kept=True)
 
@@ -472,9 +470,7 @@ class Broker:
         """Return messages with token ids in place of their words, for `publish_batch`; a bad row raises."""
         self._settle()
         with self._lock:
-            raw, rejections = self._intake.checked(messages)
-            if rejections:
-                raise RejectedRowsError(rejections)
+            raw = self._intake.all_good(messages)
             tokens = self._intake.token_rows(raw)
             stamp = self._intake.stamp()
         offsets = pa.array(tokens.token_offsets)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from nearcast import columns as arrow
 from nearcast.columns import MessageColumns, RawMessages
-from nearcast.errors import NearcastError, Rejection
+from nearcast.errors import NearcastError, RejectedRowsError, Rejection
 from nearcast.model import MICROSECONDS, Id, Message, Space, TimeWindow, Window, checked_time, shortened
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import is_in_space, outside_reason
@@ -79,6 +79,13 @@ class Intake:
         if not is_good.all():
             raw = arrow.kept_messages(raw, np.flatnonzero(is_good))
         return raw, sorted(rejections, key=lambda rejection: rejection.row)
+
+    def all_good(self, messages: pa.Table | Sequence[Message]) -> RawMessages:
+        """Return the rows of a batch; raise if one is bad."""
+        raw, rejections = self.checked(messages)
+        if rejections:
+            raise RejectedRowsError(rejections)
+        return raw
 
     def token_rows(self, raw: RawMessages) -> TokenRows:
         """Return the tokens of checked messages."""

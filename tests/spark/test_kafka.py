@@ -14,7 +14,7 @@ import pytest
 
 import kafka
 import nearcast as nc
-from pipelines import Scenario, change_table, delivered, message_table
+from pipelines import SETTINGS, Scenario, change_table, delivered, message_table
 
 PIPELINE = """\
 [pipeline]
@@ -38,22 +38,6 @@ format = "kafka"
 servers = "{secured}"
 topic = "changes"
 {login}
-
-[space]
-kind = "planar"
-min_x = 0
-min_y = 0
-max_x = 1
-max_y = 1
-
-[window]
-count = 40
-
-[active]
-lifetime = 30
-
-[text]
-vocabulary = "words.vocabulary"
 
 [[sinks]]
 format = "kafka"
@@ -144,7 +128,7 @@ def test_a_pipeline_from_topics_to_a_topic(tmp_path, connector, brokers):
     scenario.window, scenario.lifetime, scenario.fence = nc.CountWindow(40), 30, None
     scenario.vocabulary().save(tmp_path / "words.vocabulary")
     jars = ",".join(map(str, connector))
-    (tmp_path / "pipeline.toml").write_text(PIPELINE.format(secured=secured, login=LOGIN, jars=jars))
+    (tmp_path / "pipeline.toml").write_text(PIPELINE.format(secured=secured, login=LOGIN, jars=jars) + SETTINGS)
     steps, batches = [], []
     for number, (changes, messages) in enumerate(scenario.batches):
         good = as_records(message_table(messages))

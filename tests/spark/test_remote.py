@@ -20,19 +20,32 @@ import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
-from nearcast.spark import match, plan, remote, shards
+from folders import Killed, made, written
+from nearcast.spark import match, remote, shards
 from nearcast.spark.remote import RemoteTree, tree_at
-from nearcast.spark.shards import run_shard, shard_after, write_input
+from nearcast.spark.shards import run_shard, shard_after
 from nearcast.spark.state import FIRST, Folder, Plan
 from nearcast.spark.trees import LocalTree
 from nearcast.storage import MANIFEST, State, read_state, write_state
-from nearcast.subscription_tables import subscriptions_to_table
-from pipelines import SPACE, Scenario, answers, change_table, delivered, message_table, rows, started
+from pipelines import (
+    Scenario,
+    answers,
+    delivered,
+    message_table,
+    started,
+    stateless_answers,
+    stateless_plan,
+)
 
 
 def elsewhere(folder):
     """A folder of a file system, not of the files of a machine."""
     return pyarrow.fs.SubTreeFileSystem(str(folder), pyarrow.fs.LocalFileSystem())
+
+
+def state_elsewhere(tmp_path):
+    """The folder of a state there."""
+    return tree_at("state", elsewhere(tmp_path / "state"))
 
 
 class Machine:
@@ -69,31 +82,9 @@ def machines(tmp_path, monkeypatch):
     return [Machine(tmp_path / f"machine-{number}", monkeypatch) for number in range(3)]
 
 
-def made(tmp_path, scenario, *, n_shards=2, snapshot_every=3, partitioner="hash"):
-    """A state folder elsewhere, with the first subscriptions taken in."""
-    folder = Folder(tree_at("state", elsewhere(tmp_path / "state")))
-    settings = {"partitioner": partitioner, "lifetime": scenario.lifetime, "fence": scenario.fence}
-    folder.create(
-        Plan(SPACE, scenario.window, n_shards, snapshot_every, **settings), scenario.vocabulary(), scenario.sample()
-    )
-    write_input(folder, FIRST, subscriptions_to_table(scenario.first), pa.table({}))
-    for shard in range(n_shards):
-        run_shard(folder, shard, FIRST)
-    return folder
-
-
-def written(folder, scenario, batch):
-    changes, messages = scenario.batches[batch]
-    return write_input(folder, batch, change_table(changes), message_table(messages))
-
-
 def sent(folder):
     """The folder as a worker gets it."""
     return pickle.loads(pickle.dumps(folder))
-
-
-class Killed(BaseException):
-    pass
 
 
 def deadly(draw, monkeypatch):
@@ -122,7 +113,7 @@ def test_machines_that_die_and_are_lost(tmp_path, monkeypatch, machines, seed, p
     scenario = Scenario(tmp_path / "in", seed=seed, n_batches=12, is_written=False)
     draw = random.Random(seed)
     with machines[0]:
-        folder = made(tmp_path, scenario, n_shards=2, partitioner=partitioner)
+        folder = made(state_elsewhere(tmp_path), scenario, n_shards=2, partitioner=partitioner)
     n_deaths = 0
 
     def done(work):
@@ -163,7 +154,7 @@ def test_damage_is_passed_over_or_mended(tmp_path, machines):
     one, other, third = machines
     state = tmp_path / "state"
     with one:
-        folder = made(tmp_path, scenario, n_shards=1, snapshot_every=2)
+        folder = made(state_elsewhere(tmp_path), scenario, n_shards=1, snapshot_every=2)
         for batch in range(8):
             written(folder, scenario, batch)
             run_shard(folder, 0, batch)
@@ -223,7 +214,7 @@ def test_garbage_goes_and_what_is_needed_stays(tmp_path, machines):
     state = tmp_path / "state"
     one, other, _ = machines
     with one:
-        folder = made(tmp_path, scenario)
+        folder = made(state_elsewhere(tmp_path), scenario)
     for batch in range(12):
         with one:
             written(folder, scenario, batch)
@@ -290,7 +281,7 @@ def test_two_attempts_at_one_snapshot_do_not_mix(tmp_path, monkeypatch, machines
 def test_a_file_system_that_does_not_answer_is_no_damage(tmp_path, monkeypatch, machines):
     scenario = Scenario(tmp_path / "in", seed=83, n_batches=1, is_written=False)
     with machines[0]:
-        folder = made(tmp_path, scenario)
+        folder = made(state_elsewhere(tmp_path), scenario)
         written(folder, scenario, 0)
 
     def silent(*_):
@@ -309,7 +300,7 @@ def test_a_file_system_that_does_not_answer_is_no_damage(tmp_path, monkeypatch, 
 def test_a_state_goes_on_only_with_what_it_was_made_for(tmp_path, machines):
     scenario = Scenario(tmp_path / "in", seed=84, is_written=False)
     with machines[0]:
-        folder = made(tmp_path, scenario)
+        folder = made(state_elsewhere(tmp_path), scenario)
         run = folder.run()
         before = (tmp_path / "state" / "PIPELINE.json").stat().st_mtime_ns
         again = Folder(tree_at("state", elsewhere(tmp_path / "state")))
@@ -436,20 +427,9 @@ def test_a_stream_goes_on_without_its_copies(spark, tmp_path):
 
 def test_a_plan_elsewhere_matches_what_a_broker_does(spark, tmp_path):
     scenario = Scenario(tmp_path / "in", seed=86, has_window=False, is_written=False)
-    messages = [message for _, batch in scenario.batches for message in batch]
-    broker = nc.Broker(space=SPACE, vocabulary=scenario.vocabulary())
-    stateless = [s for s in scenario.first if s.kind != "nearest"]
-    broker.subscribe(stateless)
-    expected = sorted(rows(broker.publish_batch(messages)), key=repr)
+    messages, expected = stateless_answers(scenario)
     table = pa.concat_tables([message_table(messages), message_table([nc.Message("far", 7, 7, ["w0"])])])
-    planned = plan(
-        spark.createDataFrame(subscriptions_to_table(stateless)),
-        space=SPACE,
-        vocabulary=scenario.vocabulary(),
-        partitioner="location",
-        sample=spark.createDataFrame(scenario.sample()),
-        folder=elsewhere(tmp_path / "plans"),
-    )
+    planned = stateless_plan(spark, scenario, elsewhere(tmp_path / "plans"))
     (target,) = (tmp_path / "plans").iterdir()
     assert planned.path == f"local:{target}"
     # Another machine has no copies.

@@ -24,8 +24,7 @@ from nearcast.spark.remote import tree_at
 from nearcast.spark.shards import shard_after
 from nearcast.spark.state import Folder
 from nearcast.storage import MANIFEST
-from nearcast.subscription_tables import subscriptions_to_table
-from pipelines import SPACE, Scenario, answers, delivered, message_table, rows
+from pipelines import SETTINGS, Scenario, answers, delivered, message_table, stateless_answers, stateless_plan
 
 KEY, SECRET, REGION = "nearcast", "secret", "eu-central-1"
 PIPELINE = """\
@@ -48,22 +47,6 @@ path = "in/first"
 format = "parquet"
 path = "in/changes"
 files_per_batch = 1
-
-[space]
-kind = "planar"
-min_x = 0
-min_y = 0
-max_x = 1
-max_y = 1
-
-[window]
-count = 40
-
-[active]
-lifetime = 30
-
-[text]
-vocabulary = "words.vocabulary"
 
 [[sinks]]
 format = "json"
@@ -112,7 +95,7 @@ def test_a_pipeline_is_killed_and_goes_on_elsewhere(tmp_path, bucket):
     scenario.window, scenario.lifetime, scenario.fence = nc.CountWindow(40), 30, None
     scenario.vocabulary().save(tmp_path / "words.vocabulary")
     uri = f"{bucket[0]}/some/state{bucket[1]}"
-    (tmp_path / "pipeline.toml").write_text(PIPELINE.format(state=uri))
+    (tmp_path / "pipeline.toml").write_text(PIPELINE.format(state=uri) + SETTINGS)
     tree = tree_at("state", uri)
     command = [sys.executable, "-m", "nearcast.cli.submit", str(tmp_path / "pipeline.toml")]
     for n_batches in (3, 7, None):
@@ -159,24 +142,14 @@ def test_a_pipeline_is_killed_and_goes_on_elsewhere(tmp_path, bucket):
 
 def test_a_plan_in_a_bucket(spark, tmp_path, bucket):
     scenario = Scenario(tmp_path / "in", seed=88, has_window=False, is_written=False)
-    messages = [message for _, batch in scenario.batches for message in batch]
-    broker = nc.Broker(space=SPACE, vocabulary=scenario.vocabulary())
-    stateless = [s for s in scenario.first if s.kind != "nearest"]
-    broker.subscribe(stateless)
+    messages, expected = stateless_answers(scenario)
     uri = f"{bucket[0]}/plans{bucket[1]}"
-    planned = plan(
-        spark.createDataFrame(subscriptions_to_table(stateless)),
-        space=SPACE,
-        vocabulary=scenario.vocabulary(),
-        partitioner="location",
-        sample=spark.createDataFrame(scenario.sample()),
-        folder=uri,
-    )
+    planned = stateless_plan(spark, scenario, uri)
     assert planned.path.startswith("s3://bucket/plans/nearcast-")
     copies = tree_at("folder", uri)._copies()
     shutil.rmtree(copies)
     found = match(spark.createDataFrame(message_table(messages)), planned).collect()
-    assert sorted(map(tuple, found), key=repr) == sorted(rows(broker.publish_batch(messages)), key=repr)
+    assert sorted(map(tuple, found), key=repr) == expected
     assert len(found) > 100
     shutil.rmtree(copies)
     # What is not there is told.

@@ -9,34 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
+from folders import Killed, made, written
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.spark import shards
 from nearcast.spark.shards import claimed_shard, run_shard, shard_after, shards_of, write_input
 from nearcast.spark.state import FIRST, Folder, Plan
 from nearcast.spark.trees import LocalTree
-from nearcast.subscription_tables import subscriptions_to_table
-from pipelines import IS_SOAK, SPACE, Move, Scenario, answers, change_table, delivered, message_table
-
-
-def made(tmp_path, scenario, *, n_shards=2, snapshot_every=3, partitioner="hash"):
-    """A state folder with the first subscriptions taken in."""
-    folder = Folder(tmp_path / "state")
-    settings = {"partitioner": partitioner, "lifetime": scenario.lifetime, "fence": scenario.fence}
-    plan = Plan(SPACE, scenario.window, n_shards, snapshot_every, **settings)
-    folder.create(plan, scenario.vocabulary(), scenario.sample())
-    write_input(folder, FIRST, subscriptions_to_table(scenario.first), pa.table({}))
-    for shard in range(n_shards):
-        run_shard(folder, shard, FIRST)
-    return folder
-
-
-def written(folder, scenario, batch):
-    changes, messages = scenario.batches[batch]
-    return write_input(folder, batch, change_table(changes), message_table(messages))
-
-
-class Killed(BaseException):
-    pass
+from pipelines import IS_SOAK, SPACE, Move, Scenario, answers, delivered
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
@@ -53,7 +32,7 @@ def test_workers_that_die_and_forget(tmp_path, monkeypatch, seed, has_window, is
     draw = random.Random(seed)
     workers = [{} for _ in range(3)]
     monkeypatch.setattr(shards, "_held", workers[0])
-    folder = made(tmp_path, scenario, n_shards=3, partitioner=partitioner)
+    folder = made(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner)
     write_table = Folder.write_table
     n_deaths = 0
 
@@ -96,7 +75,7 @@ def test_what_is_kept_does_not_decide_where_rows_go(tmp_path, monkeypatch, parti
     found = []
     for number, every in enumerate([1, 4, 100]):
         scenario = Scenario(tmp_path / "in", seed=75, has_window=False, is_written=False)
-        folder = made(tmp_path / str(number), scenario, snapshot_every=every, partitioner=partitioner)
+        folder = made(tmp_path / str(number) / "state", scenario, snapshot_every=every, partitioner=partitioner)
         for batch in range(8):
             if every != 4:
                 monkeypatch.setattr(shards, "_held", {})
@@ -113,7 +92,7 @@ def test_several_changes_of_one_subscription_in_one_batch(tmp_path, partitioner)
     near = [nc.TopK("s1", "w0", at=(0.1, 0.1), k=2), nc.TopK("s1", "w1 w0", at=(0.9, 0.9), k=1)]
     scenario.batches[1][0][:] = [near[0], "s1", near[1], near[0], "s2", nc.Boolean("s2", "w0"), "s2"]
     scenario.batches[1][0][3:3] = [Move("s1", (0.1, 0.2), 60), Move("s1", (7, 7), 61), Move("s1", (0.3, 0.2), 61)]
-    folder = made(tmp_path, scenario, n_shards=3, partitioner=partitioner)
+    folder = made(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner)
     for batch in range(2):
         written(folder, scenario, batch)
         for shard in range(3):
@@ -139,7 +118,7 @@ def test_time_passes_in_every_shard(tmp_path, partitioner):
         ([Move("s5", (0.5, 0.5), 104, 10)], []),
         (positions[::-1], []),
     ]
-    folder = made(tmp_path, scenario, n_shards=3, partitioner=partitioner)
+    folder = made(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner)
     for batch in range(4):
         written(folder, scenario, batch)
         for shard in range(3):
@@ -151,7 +130,7 @@ def test_time_passes_in_every_shard(tmp_path, partitioner):
 
 def test_a_shard_can_be_asked_for_any_batch_that_is_kept(tmp_path):
     scenario = Scenario(tmp_path / "in", seed=70)
-    folder = made(tmp_path, scenario, n_shards=1, snapshot_every=100)
+    folder = made(tmp_path / "state", scenario, n_shards=1, snapshot_every=100)
     for batch in range(8):
         written(folder, scenario, batch)
         report = run_shard(folder, 0, batch)
@@ -172,7 +151,7 @@ def test_a_shard_can_be_asked_for_any_batch_that_is_kept(tmp_path):
 def test_damage_is_passed_over_or_mended(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_held", {})
     scenario = Scenario(tmp_path / "in", seed=71)
-    folder = made(tmp_path, scenario, n_shards=1, snapshot_every=2)
+    folder = made(tmp_path / "state", scenario, n_shards=1, snapshot_every=2)
     for batch in range(8):
         written(folder, scenario, batch)
         run_shard(folder, 0, batch)
@@ -195,7 +174,7 @@ def test_damage_is_passed_over_or_mended(tmp_path, monkeypatch):
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_bad_changes_are_told(tmp_path, partitioner):
     scenario = Scenario(tmp_path / "in", seed=72, is_active=False, is_written=False)
-    folder = made(tmp_path, scenario, partitioner=partitioner)
+    folder = made(tmp_path / "state", scenario, partitioner=partitioner)
     changes = pa.table(
         {
             "op": ["subscribe", "unsubscribe", "replace", None, "unsubscribe", "subscribe", "move", "move"],
@@ -233,7 +212,7 @@ def test_bad_changes_are_told(tmp_path, partitioner):
 
 def test_a_folder_keeps_to_what_it_was_made_for(tmp_path):
     scenario = Scenario(tmp_path / "in", seed=73)
-    folder = made(tmp_path, scenario)
+    folder = made(tmp_path / "state", scenario)
     with pytest.raises(nc.NearcastError, match=r"space is .*; the pipeline in .* was made for .*Planar"):
         folder.create(Plan(nc.Geographic(), scenario.window, 2, 3), scenario.vocabulary())
     manifest = folder.path / "PIPELINE.json"
@@ -276,7 +255,7 @@ def test_ids_may_be_numbers(tmp_path, monkeypatch):
 
 def test_a_snapshot_that_another_worker_wrote_will_do(tmp_path, monkeypatch):
     scenario = Scenario(tmp_path / "in", seed=74)
-    folder = made(tmp_path, scenario, n_shards=1)
+    folder = made(tmp_path / "state", scenario, n_shards=1)
 
     def refused(_broker, _path):
         raise nc.StorageError("no space left on device")
@@ -289,7 +268,7 @@ def test_a_snapshot_that_another_worker_wrote_will_do(tmp_path, monkeypatch):
 
 
 def test_tasks_claim_the_shards_that_their_workers_hold(tmp_path, monkeypatch):
-    folder = made(tmp_path, Scenario(tmp_path / "in", seed=70, n_batches=1, is_written=False), n_shards=3)
+    folder = made(tmp_path / "state", Scenario(tmp_path / "in", seed=70, n_batches=1, is_written=False), n_shards=3)
     run = folder.run()
     # Who holds what, and since which batch; the second worker has both, one of them out of date.
     workers = [{(run, 2): (None, 7)}, {(run, 2): (None, 3), (run, 0): (None, 7), ("other", 1): (None, 9)}, {}]
@@ -325,7 +304,7 @@ def test_a_shard_is_kept_sooner_where_batches_are_large(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_held", {})
     monkeypatch.setattr(shards, "MAX_UNSAVED", 0)
     scenario = Scenario(tmp_path / "in", seed=71, n_batches=4, is_written=False, has_window=True)
-    folder = made(tmp_path, scenario, snapshot_every=100)
+    folder = made(tmp_path / "state", scenario, snapshot_every=100)
     kept = []
     for batch in range(4):
         written(folder, scenario, batch)

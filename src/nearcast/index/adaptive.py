@@ -326,7 +326,7 @@ class AdaptiveIndex:
         for group in range(N_GROUPS):
             own = [part for part in view.segments if part.group == group]
             new = slots[groups == group]
-            limit = MAX_MERGED_FEEDS if group == FEEDS else NEVER
+            limit = most_merged(group)
             for start in range(0, new.size, limit):
                 own = self._with(own, new[start : start + limit], min(limit, most))
             segments += own
@@ -350,7 +350,7 @@ class AdaptiveIndex:
     def _is_settled(self, group: int) -> bool:
         """Whether no segments of a group should be one."""
         sizes = [part.slots.size for part in self._view.segments if part.group == group]
-        return first_merged(sizes, MAX_MERGED_FEEDS if group == FEEDS else NEVER) >= len(sizes) - 1
+        return first_merged(sizes, most_merged(group)) >= len(sizes) - 1
 
     def _swept(self, segments: list[SegmentOfSlots]) -> list[SegmentOfSlots]:
         """Return segments of a group that are too large to be merged; those are built again that are mostly waste."""
@@ -418,6 +418,11 @@ class AdaptiveIndex:
             else:
                 segments.append(part)
         self._view = self._view._replace(segments=tuple(segments))
+
+
+def most_merged(group: int) -> int:
+    """Return how many subscriptions of a group may be in one segment."""
+    return MAX_MERGED_FEEDS if group == FEEDS else NEVER
 
 
 def first_merged(sizes: Sequence[int], most: int = NEVER) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -171,7 +171,7 @@ class _Batches:
     def __init__(
         self,
         folder: Folder,
-        sinks: Iterable[Sink],
+        sinks: Sequence[Sink],
         on_batch: Callable[[Mapping[str, Any]], None] | None,
         *,
         is_apart: bool = False,
@@ -202,16 +202,20 @@ class _Batches:
             reports = [report.idle() for report in self._reports]
             folder.write_table("deliveries", batch, "none", no_deliveries(self._plan))
         else:
-            reports = self._run(spark, batch, f"claims/{uuid.uuid4().hex}")
-            if [report.shard for report in reports] != list(range(shards)):
-                # Attempts of the same task were in each other's way, and a shard was left out.
-                reports = self._run(spark, batch, None)
-            folder.tree.remove("claims")
+            claims = f"claims/{uuid.uuid4().hex}" if folder.tree.can_claim else None
+            reports = self._run(spark, batch, claims)
+            if claims is not None:
+                folder.tree.remove("claims")
+                if [report.shard for report in reports] != list(range(shards)):
+                    # Attempts of the same task were in each other's way, and a shard was left out.
+                    reports = self._run(spark, batch, None)
         self._reports = reports
         matched = time.perf_counter()
-        for sink in self._sinks if batch != FIRST else ():
+        if self._sinks and batch != FIRST:
             schema = delivery_schema(self._plan.subscription_id, self._plan.message_id)
-            sink(folder.tree.frame(spark, f"deliveries/batch={batch}", schema), batch)
+            deliveries = folder.tree.frame(spark, f"deliveries/batch={batch}", schema)
+            for sink in self._sinks:
+                sink(deliveries, batch)
         sunk = time.perf_counter()
         state_bytes = folder.collect_garbage(batch - 1)
         now, finished = datetime.now(UTC), time.perf_counter()
