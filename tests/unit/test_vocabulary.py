@@ -1,11 +1,15 @@
 """A vocabulary counts, orders and weighs words, and is the same after it was saved."""
 
 import math
+import random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import nearcast as nc
+from nearcast.text.known import NOTHING, NOTHING_KNOWN, UNKNOWN, KnownWords, _buffers, looked_up
+from nearcast.text.scan import hash_bytes, rehashed
 
 TEXTS = ["Rain in Oslo", "rain, rain and wind", "sunshine", ""]
 
@@ -108,3 +112,35 @@ def test_a_copy_admits_on_its_own():
     assert (copy.admit("fog"), vocabulary.admit("sun")) == (4, 4)
     assert ("fog" in vocabulary, "sun" in copy) == (False, False)
     assert copy.fingerprint(5) != vocabulary.fingerprint(5)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("max_words", [40, 100_000])
+def test_known_words_have_the_numbers_that_they_got_when_they_were_met_first(max_words):
+    draw = random.Random(5)
+    known, numbers, asked = KnownWords(max_words), {"": NOTHING}, []
+
+    def number_of(word):
+        asked.append(word)
+        return numbers.setdefault(word, len(numbers))
+
+    for n in (0, 1, 50, 2_000, 2_000):
+        words = ["".join(draw.choices("abåß茶🍵", k=draw.randint(0, 4))) for _ in range(n)]
+        found = known.numbers(pa.array(["left out", *words], pa.large_string())[1:], number_of)
+        assert found.tolist() == [numbers[word] for word in words]
+    # All of these were met before; those that were forgotten are asked for again.
+    n_asked = len(asked)
+    assert known.numbers(pa.array(words, pa.large_string()), number_of).tolist() == [numbers[word] for word in words]
+    assert (len(asked) == n_asked) == (max_words > len(numbers))
+
+
+@pytest.mark.kernels
+def test_words_with_the_same_hash_are_told_apart():
+    data, offsets = _buffers(pa.array(["rum", "te", "tea", "tee"], pa.large_string()))
+    code = hash_bytes(data, offsets[2], offsets[3])
+    hashes, numbers = np.full(3, code), np.array([4, 5, 6], np.int32)
+    known = NOTHING_KNOWN._replace(
+        data=data[3:], offsets=offsets[1:] - 3, hashes=hashes, numbers=numbers, table=rehashed(hashes, 8)
+    )
+    assert looked_up(data, offsets, *known).tolist() == [UNKNOWN, UNKNOWN, 5, UNKNOWN]
+    assert looked_up(data, offsets, *known._replace(data=data[[3, 4, 8, 9, 10, 5, 6, 7]])).tolist()[2] == 6

@@ -164,31 +164,44 @@ def counted_rows(chunk_offsets: Any, chunk_numbers: Any, id_offsets: Any, ids: A
 
     Distinct chunk c stands for the tokens ids[id_offsets[c] : id_offsets[c + 1]].
     """
-    n_rows = chunk_offsets.size - 1
     n_tokens = 0
     for chunk in chunk_numbers:
         n_tokens += id_offsets[chunk + 1] - id_offsets[chunk]
     token_ids = np.empty(n_tokens, np.int32)
-    token_counts = np.empty(n_tokens, np.int32)
-    token_offsets = np.zeros(n_rows + 1, np.int64)
+    offsets = np.zeros(chunk_offsets.size, np.int64)
     end = 0
-    for row in range(n_rows):
-        start = end
-        fill = start
+    for row in range(chunk_offsets.size - 1):
         for i in range(chunk_offsets[row], chunk_offsets[row + 1]):
             for j in range(id_offsets[chunk_numbers[i]], id_offsets[chunk_numbers[i] + 1]):
-                token_ids[fill] = ids[j]
-                fill += 1
-        sort_ids(token_ids[start:fill])
-        for i in range(start, fill):
-            if end > start and token_ids[end - 1] == token_ids[i]:
+                token_ids[end] = ids[j]
+                end += 1
+        offsets[row + 1] = end
+    return counted(offsets, token_ids)
+
+
+@kernel
+def counted(offsets: Any, ids: Any) -> Any:
+    """Return the ids of each row, ascending without repeats, and how often each occurs; those below 0 are left out.
+
+    `ids` is written over.
+    """
+    token_counts = np.empty(ids.size, np.int32)
+    token_offsets = np.zeros(offsets.size, np.int64)
+    end = 0
+    for row in range(offsets.size - 1):
+        start = end
+        sort_ids(ids[offsets[row] : offsets[row + 1]])
+        for i in range(offsets[row], offsets[row + 1]):
+            if ids[i] < 0:
+                continue
+            if end > start and ids[end - 1] == ids[i]:
                 token_counts[end - 1] += 1
             else:
-                token_ids[end] = token_ids[i]
+                ids[end] = ids[i]
                 token_counts[end] = 1
                 end += 1
         token_offsets[row + 1] = end
-    return token_offsets, token_ids[:end].copy(), token_counts[:end].copy()
+    return token_offsets, ids[:end].copy(), token_counts[:end].copy()
 
 
 @kernel

@@ -28,6 +28,7 @@ from nearcast.model import Message, Words, checked_words
 from nearcast.storage import replaced_file
 from nearcast.text import scan
 from nearcast.text.analyzer import Analyzer
+from nearcast.text.known import NOTHING, KnownWords
 
 FORMAT = "nearcast-vocabulary-1"
 # Distinct pieces of text whose analysis is remembered; beyond it the memory starts anew.
@@ -84,6 +85,7 @@ class TokenNumbers:
         self._classes = scan.character_classes(analyzer.split == "words")
         self._numbers_of_chunk: dict[bytes, tuple[int, ...]] = {}
         self._numbers_of_keyword: dict[str, tuple[int, ...]] = {}
+        self._known_keywords = KnownWords(MAX_REMEMBERED_CHUNKS)
 
     def copy(self) -> TokenNumbers:
         """Return the same numbers, to be continued apart."""
@@ -138,11 +140,13 @@ class TokenNumbers:
         """Return the tokens of an Arrow column of lists of keywords; a null has none."""
         lists = _one_chunk(lists).cast(pa.large_list(pa.large_string()))
         sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-        encoded = lists.flatten().dictionary_encode()
-        words = encoded.dictionary.to_pylist()
-        numbers = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False).astype(np.int32)
-        rows = [*map(self._numbers_of, words), ()]  # the last for a null among the keywords
-        return TokenRows(*scan.counted_rows(_offsets(sizes), numbers, *_ragged(rows)))
+        # A null among the keywords has no token, nor has an empty one.
+        numbers = self._known_keywords.numbers(pc.fill_null(lists.flatten(), ""), self._number_of)
+        return TokenRows(*scan.counted(_offsets(sizes), numbers))
+
+    def _number_of(self, keyword: str) -> int:
+        """Return the number of a keyword's token, NOTHING if it has none."""
+        return next(iter(self._numbers_of(keyword)), NOTHING)
 
     def _numbers_of(self, keyword: str) -> tuple[int, ...]:
         """Return the number of a keyword's token, none if it has none; what was met before is remembered."""
