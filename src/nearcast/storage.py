@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from nearcast.errors import StorageError
 
-FORMAT = "nearcast-state-6"
+FORMAT = "nearcast-state-7"
 # How closely a folder is looked at before it is used.
 Check = Literal["everything", "sizes"]
 CHECKS = ("everything", "sizes")

@@ -10,7 +10,7 @@ import pytest
 import nearcast as nc
 from nearcast.index import adaptive
 from nearcast.jit import lowest_bit
-from nearcast.kernels.postings import GRID, MAX_COARSE_WORDS, slab_of
+from nearcast.kernels.postings import GRID, slab_of
 from nearcast.kernels.probe import sort_candidates, sort_with_numbers
 
 WORDS = [f"w{i}" for i in range(60)]
@@ -72,9 +72,9 @@ def test_thousands_of_subscriptions_get_what_the_exhaustive_index_gives(is_geogr
     assert brokers[0].stats().candidates < brokers[1].stats().candidates / 20
 
 
-def test_a_run_that_is_cut_finer_finds_every_box_and_border():
+def test_a_large_run_that_is_split_by_space_finds_every_box_and_border():
     draw = np.random.default_rng(3)
-    n = 64 * MAX_COARSE_WORDS + 1000
+    n = 20_000
     corners = draw.integers(0, 1024, (n, 2)) / 1024
     boxes = np.column_stack([corners, corners + draw.choice([0, 1, 7, 300], (n, 2)) / 1024])
     broker = nc.Broker(space=nc.Planar(0, 0, 2, 2))

@@ -84,7 +84,7 @@ def test_foreign_folders_are_refused(tmp_path):
     busy_broker().save(tmp_path / "state")
     manifest = json.loads((tmp_path / "state" / MANIFEST).read_text())
     (tmp_path / "state" / MANIFEST).write_text(json.dumps(manifest | {"format": "nearcast-state-9"}))
-    with pytest.raises(nc.StorageError, match="format 'nearcast-state-9'; this version reads 'nearcast-state-6'"):
+    with pytest.raises(nc.StorageError, match="format 'nearcast-state-9'; this version reads 'nearcast-state-7'"):
         nc.Broker.open(tmp_path / "state")
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.protocol import Pairs, unverified
 from nearcast.index.segment import Segment, Statistics, build_segment, described, own_statistics
-from nearcast.kernels.probe import count_words, probe, unpacked
+from nearcast.kernels.probe import count_words, probe, unpack
 from nearcast.kernels.verify import NEAREST, SIMILAR, TOPK
 from nearcast.model import KINDS, Geographic, Space
 from nearcast.space.distance import bounds
@@ -222,7 +222,9 @@ class AdaptiveIndex:
                 self._space.max_dist,
             )
             self.n_read += n_read
-            rows, slots, is_sure, n_open = unpacked(scratch.found[:n_found])
+            # Made here and not in a kernel: NumPy asks for large pages.
+            rows, slots, is_sure = np.empty(n_found, np.int64), np.empty(n_found, np.int64), np.empty(n_found, bool)
+            n_open = unpack(scratch.found[:n_found], rows, slots, is_sure)
             pairs = Pairs(rows, slots, is_sure if n_open else None)
             if part.segment.scored.size:
                 pairs = pairs._replace(numbers=scratch.numbers[:n_found].copy())

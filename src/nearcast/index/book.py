@@ -194,7 +194,8 @@ class Book:
         for pairs in self._contents.index.candidates(some, only_kept=only_kept):
             n_candidates += pairs.rows.size
             block = self.matches(pairs, some)
-            blocks.append(block._replace(rows=block.rows + start) if start else block)
+            np.add(block.rows, start, out=block.rows)
+            blocks.append(block)
         return joined(blocks), n_candidates
 
     def describe(self) -> str:

@@ -16,7 +16,7 @@ class Pairs(NamedTuple):
     """Candidates: message `rows[i]` might match subscription `slots[i]`; no pair occurs twice.
 
     Where `is_sure` it does match, and nothing is left to verify: its score and distance are in `numbers`, NaN if it
-    has none.
+    has none. Rows and slots belong to whoever gets them, and are written over as pairs are dropped.
     """
 
     rows: Any

@@ -20,10 +20,10 @@ STAR = -1
 # The groups of scored postings are in the same table, under keys from here on.
 FIRST_SCORED_KEY = 1 << 30
 EMPTY, LEAF_NODE, KEYWORD_NODE, SPACE_NODE = 0, 1, 2, 3
-# Runs of more than so many words of 64 bits are cut finer: few subscriptions are there, but most matches.
+# Runs of so few words of 64 bits are cut more coarsely: there are many of them, and little to find in each.
 N_SLABS = 64
-N_FINE_SLABS = 256
-MAX_COARSE_WORDS = 256
+N_COARSE_SLABS = 32
+MAX_COARSE_WORDS = 2
 MAX_PLAIN_WORDS = 16
 # Boxes are rounded outward to a grid of so many steps across the space.
 GRID = 1 << 16
@@ -165,7 +165,7 @@ def sums_of(n_words: Any) -> Any:
 @kernel
 def slabs_of(n_words: Any) -> Any:
     """Return into how many slabs on each axis a run of so many words is cut."""
-    return N_SLABS + (N_FINE_SLABS - N_SLABS) * (n_words > MAX_COARSE_WORDS)
+    return N_SLABS - (N_SLABS - N_COARSE_SLABS) * (n_words <= MAX_COARSE_WORDS)
 
 
 @kernel

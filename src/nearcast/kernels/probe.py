@@ -55,6 +55,7 @@ from nearcast.text.scan import grown
 
 # So few runs are looked at one by one.
 MAX_STEPS = 16
+SPAN_SIZE = 6
 
 
 @kernel
@@ -104,14 +105,34 @@ def run_of_word(runs: Any, start: Any, stop: Any, word: int) -> Any:
 
 
 @kernel
-def hits_in_tile(tile: Any, bits: Any, n_words: int, x: float, y: float, hits: Any) -> int:
-    """Fill `hits` with the postings of a run that is split by space whose slabs hold a point; return their number."""
+def bits_of_tile(tile: Any, n_words: int, x: float, y: float) -> Any:
+    """Return where the bits of the two slabs that hold a point start, -1 for both if it lies outside of the tile."""
     if x < tile["west"] or x > tile["east"] or y < tile["south"] or y > tile["north"]:
-        return 0
-    n_sums = sums_of(n_words)
+        return -1, -1
+    n_slab_words = sums_of(n_words) + n_words
     n_slabs = slabs_of(n_words)
-    x_bits = tile["bits"] + slab_of(x, tile["west"], tile["east"], n_slabs) * (n_sums + n_words)
-    y_bits = tile["bits"] + (n_slabs + slab_of(y, tile["south"], tile["north"], n_slabs)) * (n_sums + n_words)
+    x_slab = slab_of(x, tile["west"], tile["east"], n_slabs)
+    y_slab = n_slabs + slab_of(y, tile["south"], tile["north"], n_slabs)
+    return tile["bits"] + x_slab * n_slab_words, tile["bits"] + y_slab * n_slab_words
+
+
+@kernel
+def ask_for_words(bits: Any, x_bits: int, y_bits: int, n_words: int) -> None:
+    """Ask for the words that `hits_in_slabs` will read, as their sums tell."""
+    n_sums = sums_of(n_words)
+    for i in range(n_sums):
+        sums = bits[x_bits + i] & bits[y_bits + i]
+        while sums != 0:
+            place = n_sums + 64 * i + lowest_bit(sums)
+            sums &= sums - np.uint64(1)
+            prefetch(bits, x_bits + place)
+            prefetch(bits, y_bits + place)
+
+
+@kernel
+def hits_in_slabs(bits: Any, x_bits: int, y_bits: int, n_words: int, hits: Any) -> int:
+    """Fill `hits` with the postings of a run that are in both of two slabs; return their number."""
+    n_sums = sums_of(n_words)
     n_hits = 0
     if n_sums == 0:
         for place in range(n_words):
@@ -141,8 +162,8 @@ def hits_in_word(word: Any, place: int, hits: Any, n_hits: int) -> int:
 def spans_of_message(groups: Any, runs: Any, tokens: Any, first_key: int, has_word: Any, spans: Any) -> Any:
     """Return which postings a message has the words of: their number of spans, and the buffer with them, maybe grown.
 
-    A span: from which posting to which, its tile or -1, and the place of the word in `tokens`, -1 for STAR. The groups
-    looked at are those of boolean postings, or of scored ones, as `first_key` says.
+    A span: from which posting to which, its tile or -1, the place of the word in `tokens`, -1 for STAR, and room for
+    two numbers. The groups looked at are those of boolean postings, or of scored ones, as `first_key` says.
     """
     n_spans = 0
     for i in range(-1, tokens.size):
@@ -176,7 +197,7 @@ def spans_of_message(groups: Any, runs: Any, tokens: Any, first_key: int, has_wo
 def with_span(spans: Any, n_spans: int, start: Any, stop: Any, tile: Any, place: int) -> Any:
     """Append a span; return their number, and the buffer, maybe grown."""
     if n_spans == len(spans):
-        more = np.empty((2 * n_spans, 4), np.int64)
+        more = np.empty((2 * n_spans, SPAN_SIZE), np.int64)
         more[:n_spans] = spans
         spans = more
     spans[n_spans, 0] = start
@@ -200,12 +221,27 @@ def roomy(hits: Any, n_hits: int, n_more: int) -> Any:
 def hits_in_spans(segment: Any, spans: Any, x: float, y: float, hits: Any) -> Any:
     """Return the boolean postings to read for a message: their number, and the buffer `hits`, maybe grown.
 
-    Each is asked for ahead of its time: most of what a probe costs is waiting for memory.
+    Tiles, their bits and the postings are asked for ahead of their time: most of what a probe costs is waiting for
+    memory.
     """
     # Local names: reading a field of a named tuple costs a reference count each time.
     tiles = segment.tiles
     bits = segment.bits
     postings = segment.postings
+    for i in range(len(spans)):
+        if spans[i, 2] >= 0:
+            prefetch(tiles, spans[i, 2])
+    for i in range(len(spans)):
+        if spans[i, 2] >= 0:
+            x_bits, y_bits = bits_of_tile(tiles[spans[i, 2]], words_of(spans[i, 1] - spans[i, 0]), x, y)
+            spans[i, 4] = x_bits
+            spans[i, 5] = y_bits
+            if x_bits >= 0:
+                prefetch(bits, x_bits)
+                prefetch(bits, y_bits)
+    for i in range(len(spans)):
+        if spans[i, 2] >= 0 and spans[i, 4] >= 0:
+            ask_for_words(bits, spans[i, 4], spans[i, 5], words_of(spans[i, 1] - spans[i, 0]))
     n_hits = 0
     for i in range(len(spans)):
         start = spans[i, 0]
@@ -217,8 +253,8 @@ def hits_in_spans(segment: Any, spans: Any, x: float, y: float, hits: Any) -> An
                 prefetch(postings, posting)
                 hits[n_hits] = posting
                 n_hits += 1
-        else:
-            n_new = hits_in_tile(tiles[tile], bits, words_of(stop - start), x, y, hits[n_hits:])
+        elif spans[i, 4] >= 0:
+            n_new = hits_in_slabs(bits, spans[i, 4], spans[i, 5], words_of(stop - start), hits[n_hits:])
             for j in range(n_hits, n_hits + n_new):
                 hits[j] += start
                 prefetch(postings, hits[j])
@@ -315,7 +351,7 @@ def probe(
     scale = scale_of(is_geographic, space_box)
     far = np.float32(min(FAR, max_dist / scale))
     hits = np.empty(1024, np.int64)
-    spans = np.empty((64, 4), np.int64)
+    spans = np.empty((64, SPAN_SIZE), np.int64)
     spare = np.empty(BLOCK_SIZE, np.int64)
     if has_scored and numbers.shape[0] < found.size:
         numbers = np.empty((found.size, 2), np.float64)
@@ -471,15 +507,12 @@ def probe(
 
 
 @kernel
-def unpacked(found: Any) -> Any:
-    """Return the rows of candidates, their slots, whether they are sure, and how many are not."""
-    rows = np.empty(found.size, np.int64)
-    slots = np.empty(found.size, np.int64)
-    is_sure = np.empty(found.size, np.bool_)
+def unpack(found: Any, rows: Any, slots: Any, is_sure: Any) -> int:
+    """Fill in the rows of candidates, their slots and whether they are sure; return how many are not."""
     n_open = 0
     for i in range(found.size):
         rows[i] = found[i] >> 32
         slots[i] = (found[i] >> 1) & 0x7FFFFFFF
         is_sure[i] = found[i] & 1 == 0
         n_open += found[i] & 1
-    return rows, slots, is_sure, n_open
+    return n_open

@@ -103,36 +103,9 @@ def verdicts(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geogra
 
 
 @kernel
-def verified(subscriptions: Any, messages: Any, pairs: Any, is_geographic: bool, max_dist: float) -> Any:
-    """Return the slots of the pairs that match, their rows, scores and distances; those are empty if all would be NaN.
-
-    Pairs that are sure match without a test, with the numbers they have.
-    """
-    rows, slots, is_sure, numbers = pairs
-    kept_slots = np.empty(slots.size, np.int64)
-    kept_rows = np.empty(slots.size, np.int64)
-    scores = np.empty(0, np.float64)
-    distances = np.empty(0, np.float64)
-    n_kept = 0
-    for pair in range(slots.size):
-        slot = slots[pair]
-        row = rows[pair]
-        score = np.nan
-        away = np.nan
-        if not is_sure[pair]:
-            is_match, score, away = verdict(subscriptions, messages, slot, row, is_geographic, max_dist)
-            if not is_match:
-                continue
-        elif numbers.shape[0] > 0:
-            score = numbers[pair, 0]
-            away = numbers[pair, 1]
-        if away == away:
-            if distances.size == 0:
-                scores = np.full(slots.size, np.nan)
-                distances = np.full(slots.size, np.nan)
-            scores[n_kept] = score
-            distances[n_kept] = away
-        kept_slots[n_kept] = slot
-        kept_rows[n_kept] = row
-        n_kept += 1
-    return kept_slots[:n_kept], kept_rows[:n_kept], scores[:n_kept], distances[:n_kept]
+def close_gaps(values: Any, gaps: Any) -> None:
+    """Move values down over those at `gaps`, which ascend; as many at the end are of no use then."""
+    for i in range(gaps.size):
+        stop = gaps[i + 1] if i + 1 < gaps.size else values.size
+        for place in range(gaps[i] + 1, stop):
+            values[place - i - 1] = values[place]
