@@ -1,7 +1,8 @@
 """Where does Nearcast stand? Runs every benchmark of the report, one after another, and writes its page.
 
-The quick report takes about ten minutes on two cores; `--full` takes hours. A part that fails is told on the page, and
-the run goes on; parts that were measured before stay as they are.
+The quick report takes about ten minutes on two cores; `--full` takes hours, and writes its sweeps where those that are
+run alone do. A part that fails is told on the page, and the run goes on; parts that were measured before stay as they
+are.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ QUICK = {
 }
 FULL = {
     "gate": "gate.py",
-    "index": "bench_boolean.py --sizes 1000000 5000000 20000000",
+    "index": "bench_boolean.py --sizes 1000000 5000000 20000000 --no-broker",
+    "broker": "bench_boolean.py --sizes 1000000",
     "peers": "bench_peers.py --subscriptions 1000000 --seconds 10 --messages 3000 "
     "--workloads zipf poi tweets geonames airbnb",
     "shards": "bench_shards.py --subscriptions 1000000 --workloads zipf poi",
@@ -50,8 +52,10 @@ FULL = {
     "partition": "bench_partition.py",
     "boolean": "bench_boolean_sweeps.py --full",
     "similar": "bench_similar_sweeps.py --full",
+    "topk-scale": "bench_topk_scale.py --full",
+    "moving": "bench_moving_sweeps.py",
 }
-FOLDERS = ("partition", "boolean", "similar")
+FOLDERS = ("partition", "boolean", "similar", "topk-scale", "moving")
 
 
 def main() -> None:
@@ -69,7 +73,9 @@ def main() -> None:
             continue
         log(f"{name}: {command}")
         script, *arguments = command.split()
-        where = ["--out", out / name] if name in FOLDERS else ["--json", out / f"{name}.json"]
+        where = ["--json", out / f"{name}.json"]
+        if name in FOLDERS:
+            where = ["--out", (REPORT if options.full and options.out is None else out) / name]
         started = time.perf_counter()
         done = subprocess.run([sys.executable, HERE / script, *arguments, *where], stdout=subprocess.DEVNULL)
         log(f"{name}: {'done' if done.returncode == 0 else 'failed'} after {time.perf_counter() - started:,.0f} s")

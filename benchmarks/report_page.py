@@ -1,7 +1,7 @@
 """Writes the page of a report: a table or picture for each part that its folder holds, and where the figures come from.
 
-Run as a program, it writes the page of a folder again, and with `--readme FILE` also the short table between two marks
-of that file.
+A folder without sweeps of its own shows those beside it. Run as a program, it writes the page of a folder again, and
+with `--readme FILE` also the short table between two marks of that file.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ PEER_COLUMNS = {
     "bytes": "bytes a subscription: told",
     "grown": "grown",
     "peak_mb": "peak RSS, MB",
+}
+# By the folder of their sweeps: what is beside ours.
+SWEEPS = {
+    "boolean": "beside AP-Tree, RQ-Tree, IQ-Tree and RIL as published",
+    "similar": "beside STAMP's filters as published",
+    "topk": "top-k subscriptions beside kmax, skyband and IGPT",
+    "topk-scale": "top-k subscriptions at the sizes of the Skype paper",
+    "moving": "beside a grid with ranked lists",
 }
 BEGIN, END = "<!-- figures of make bench: begin -->", "<!-- figures of make bench: end -->"
 HOW = """\
@@ -66,6 +74,11 @@ def write_readme(folder: Path, readme: Path) -> None:
     readme.write_text("\n".join([before + begin, *summary(folder), end + after]), encoding="utf-8")
 
 
+def sweeps_of(folder: Path) -> Path:
+    """Return the folder whose folders have the sweeps of a page."""
+    return folder if any((folder / name).exists() for name in SWEEPS) else folder.parent
+
+
 def read(path: Path) -> Any:
     """Return what a JSON file holds, None if it is not there."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -73,7 +86,8 @@ def read(path: Path) -> Any:
 
 def provenance_lines(folder: Path) -> list[str]:
     """Return machine, versions, commits and dates of the parts."""
-    found = [content for content in map(read, sorted(folder.rglob("*.json"))) if "commit" in content]
+    sweeps = [path for name in SWEEPS for path in (sweeps_of(folder) / name).glob("*.json")]
+    found = [content for content in map(read, sorted({*folder.rglob("*.json"), *sweeps})) if "commit" in content]
     if not found:
         return ["Nothing is measured yet."]
     machine, versions = found[0]["machine"], found[0]["versions"]
@@ -118,7 +132,7 @@ def summary(folder: Path) -> list[str]:
         setting = f"{result['subscriptions']:,} boolean subscriptions, {result['workload']}, messages/s on one core"
         rows.append([setting, f"**{rates['nearcast']}**; {others}"])
     for name in ("boolean", "similar"):
-        sweep = read(folder / name / "subscriptions.json")
+        sweep = read(sweeps_of(folder) / name / "subscriptions.json")
         if sweep is not None:
             rows += sweep_summary(sweep, name)
     for row in (read(folder / "mixed.json") or {"rows": []})["rows"]:
@@ -202,44 +216,51 @@ def draw_peers(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def index(folder: Path) -> list[str]:
-    """Return the table of the boolean index alone."""
-    content = read(folder / "index.json")
-    if content is None:
-        return []
-    rows = content["rows"]
+    """Return the tables of boolean subscriptions: the index alone, and with a broker around it."""
+    contents = [content for name in ("index", "broker") if (content := read(folder / f"{name}.json"))]
+    lines = [line for content in contents for line in ("", *index_table(content["rows"]))]
+    return ["## Boolean subscriptions", *lines] if lines else []
+
+
+def index_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a table with a column for each workload and number of subscriptions."""
     settings = list(dict.fromkeys((r["workload"], r["subscriptions"]) for r in rows if "workload" in r))
     cells = {(r.get("workload"), r.get("subscriptions"), r["what"]): text(r) for r in rows}
     names = list(dict.fromkeys(r["what"] for r in rows if "workload" in r))
     header = ["", *(f"{name}, {n:,}" for name, n in settings)]
     lines = [[what, *(cells.get((*setting, what), "") for setting in settings)] for what in names]
     lines += [[r["what"], text(r), *[""] * (len(settings) - 1)] for r in rows if "workload" not in r]
-    return ["## Boolean subscriptions", "", *table(header, lines)]
+    return table(header, lines)
 
 
 def published(folder: Path) -> list[str]:
     """Return the sweeps beside the published algorithms."""
     lines = []
-    for name, paper in (("boolean", "AP-Tree, RQ-Tree, IQ-Tree and RIL"), ("similar", "STAMP's filters")):
-        for path in sorted((folder / name).glob("*.json")):
+    where = sweeps_of(folder)
+    for name, what in SWEEPS.items():
+        for path in sorted((where / name).glob("*.json")):
             sweep = read(path)
+            messages = f" of {sweep['messages']:,} messages" if "messages" in sweep else ""
             lines += [
-                f"### {sweep['title']}: beside {paper} as published",
+                f"### {sweep['title']}: {what}",
                 "",
-                f"{sweep['setting']}, one core, {sweep['rounds']} rounds of {sweep['messages']:,} messages.",
+                f"{' '.join(sweep['setting'].split())}; {sweep['rounds']} rounds{messages}.",
                 "",
                 *sweep_table(sweep),
                 "",
-                f"![{sweep['title']}]({name}/{path.stem}.png)",
+                f"![{sweep['title']}]({'' if where == folder else '../'}{name}/{path.stem}.png)",
                 "",
             ]
     return ["## Beside the papers' algorithms", "", *lines] if lines else []
 
 
 def sweep_table(sweep: dict[str, Any]) -> list[str]:
-    """Return µs, results and what was looked at of a message, for the last value of each workload."""
+    """Return what was measured for the last value of each workload."""
     last = list(sweep["x_ticks"].values())[-1]
     tick = " ".join(list(sweep["x_ticks"])[-1].split())
     keys = {"us": "µs a message", "looked_at": "looked at", "candidates": "candidates", "matches": "results"}
+    if "us" not in sweep["rows"][0]:
+        keys = {key: " ".join(label.split()) for key, label in sweep["panels"].items()}
     rows = [
         [f"{row['workload']}, {row['index']}", *(text(row.get(key)) for key in keys)]
         for row in sweep["rows"]
@@ -320,15 +341,16 @@ def shards(folder: Path) -> list[str]:
     if (folder / "topk-shards.png").exists():
         told = "Top-k subscriptions with a window, throughput and communication as in DSkype's Figures 21 and 22:"
         lines += [told, "", "![top-k subscriptions over the number of shards](topk-shards.png)", ""]
-    if (folder / "partition" / "dskype.png").exists():
+    where = sweeps_of(folder)
+    if (where / "partition" / "dskype.png").exists():
         lines += [
             "The same counts for all its data sets and more partitioners, windows apart:",
             "",
-            "![DSkype](partition/dskype.png)",
+            f"![DSkype]({'' if where == folder else '../'}partition/dskype.png)",
             "",
         ]
     for name, what in (("dkm", "Nearest subscriptions as in DkM-SKS"), ("boolean", "Boolean subscriptions")):
-        plan = read(folder / "partition" / f"{name}.json")
+        plan = read(where / "partition" / f"{name}.json")
         if plan is not None:
             rows = [
                 [r["partitioner"], text(r["replication"]), text(r["shipping"]), text(r["busiest_over_mean"][1])]
