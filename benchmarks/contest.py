@@ -2,10 +2,12 @@
 
 All take turns in each round and get the same messages; each round has messages of its own. A turn begins with messages
 that are not timed, to fill the caches again after the others. An index whose answers differ from ours stops the run.
+One that would need too much memory is left out, with the reason.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +29,10 @@ from workloads import Interests, Points, Squares, Workload
 OURS = "nearcast"
 # Subscriptions that are inserted at once after the first ones.
 PORTION = 100
+# An index of more subscriptions than this is left out if it would take more than so many bytes, as its growth among a
+# tenth of them tells: AP-Tree puts some into very many cells.
+MAX_UNASKED = 500_000
+MAX_BYTES = 5e9
 
 MakeIndex = Callable[[Space, Vocabulary], Index]
 Figures = dict[str, Any]
@@ -95,13 +101,19 @@ class Contest:
         self._rounds = [rows_between(messages, start, start + self._size) for start in starts]
 
     def matching(self, some: Squares | Interests) -> dict[str, Figures]:
-        """Return the figures of matching with subscriptions that were inserted at once."""
+        """Return the figures of matching with subscriptions that were inserted at once; else why it is left out."""
         subscriptions = self._columns.of_subscriptions(some)
         n = subscriptions.kinds.size
+        expected = {name: self._expected_bytes(name, subscriptions) for name in self._indexes}
+        left_out = {
+            name: {"left_out": f"it would take about {size / 1e9:,.0f} GB"}
+            for name, size in expected.items()
+            if size > MAX_BYTES
+        }
         indexes: dict[str, Any] = {}
         built: dict[str, Figures] = {}
         tallies = {name: Tally() for name in self._indexes}
-        for group in self._groups(n):
+        for group in self._groups(n, [name for name in self._indexes if name not in left_out]):
             for name in group:
                 indexes[name] = index = self._empty(name)
                 build_time = seconds(lambda index=index: fill(index, np.arange(n), subscriptions))
@@ -109,7 +121,7 @@ class Contest:
             for messages in self._rounds:
                 self._take_turns(indexes, subscriptions, messages, tallies)
             indexes = {OURS: indexes[OURS]}
-        return {name: built[name] | tallies[name].figures() for name in self._indexes}
+        return {name: left_out.get(name) or built[name] | tallies[name].figures() for name in self._indexes}
 
     def upkeep(self, some: Squares | Interests, share: float, portion: int = PORTION) -> dict[str, Figures]:
         """Return the figures of inserting all but the first share in portions, and of matching afterwards."""
@@ -168,9 +180,21 @@ class Contest:
     def _empty(self, name: str) -> Any:
         return self._indexes[name](SPACE, self._columns.vocabulary)
 
-    def _groups(self, n: int) -> list[list[str]]:
+    def _expected_bytes(self, name: str, subscriptions: SubscriptionColumns) -> float:
+        """Return what an index of many subscriptions would take; 0 if there is no need to ask."""
+        n = subscriptions.kinds.size
+        if n <= MAX_UNASKED or name == OURS:
+            return 0.0
+        sizes = []
+        for n_first in (n // 20, n // 10):
+            index = self._empty(name)
+            fill(index, np.arange(n_first), subscriptions)
+            sizes.append(n_bytes(index))
+        return float(sizes[1] * 10 ** math.log2(sizes[1] / sizes[0]))
+
+    def _groups(self, n: int, names: list[str]) -> list[list[str]]:
         """Return the indexes to be built together; ours is first, and stays."""
-        ours, *others = self._indexes
+        ours, *others = names
         if n <= self._max_held or not others:
             return [[ours, *others]]
         return [[ours, others[0]], *([name] for name in others[1:])]

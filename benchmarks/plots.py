@@ -64,7 +64,7 @@ def draw_panel(axes: Axes, sweep: dict[str, Any], workload: str, key: str) -> No
     for name, style in STYLES.items():
         rows = [row for row in sweep["rows"] if (row["workload"], row["index"]) == (workload, name)]
         # Where there is nothing, a logarithmic axis has no place for it.
-        rows = [row for row in rows if row[key]]
+        rows = [row for row in rows if row.get(key)]
         if not rows:
             continue
         xs = [row["x"] for row in rows]

@@ -147,7 +147,9 @@ def sweep_summary(sweep: dict[str, Any], name: str) -> list[list[str]]:
     found = []
     for workload in sweep["workloads"]:
         times = {
-            r["index"]: text(r["us"]["median"]) for r in sweep["rows"] if (r["workload"], r["x"]) == (workload, last)
+            r["index"]: text(r["us"]["median"])
+            for r in sweep["rows"]
+            if (r["workload"], r["x"]) == (workload, last) and "us" in r
         }
         others = "; ".join(f"{STYLES[index]['label']} {time}" for index, time in times.items() if index != "nearcast")
         found.append([f"{last:,} {name} subscriptions, {workload}, µs a message", f"**{times['nearcast']}**; {others}"])
@@ -248,6 +250,7 @@ def published(folder: Path) -> list[str]:
                 "",
                 *sweep_table(sweep),
                 "",
+                *left_out(sweep),
                 f"![{sweep['title']}]({'' if where == folder else '../'}{name}/{path.stem}.png)",
                 "",
             ]
@@ -267,6 +270,17 @@ def sweep_table(sweep: dict[str, Any]) -> list[str]:
         if row["x"] == last
     ]
     return table([f"{sweep['x_label']}: {tick}", *keys.values()], rows)
+
+
+def left_out(sweep: dict[str, Any]) -> list[str]:
+    """Return what was not measured, and why."""
+    ticks = {x: " ".join(tick.split()) for tick, x in sweep["x_ticks"].items()}
+    told = [
+        f"- {row['index']} was left out for {row['workload']}, {sweep['x_label']} {ticks[row['x']]}: {row['left_out']}"
+        for row in sweep["rows"]
+        if "left_out" in row
+    ]
+    return [*told, ""] if told else []
 
 
 def feeds(folder: Path) -> list[str]:

@@ -98,6 +98,8 @@ def rows_of(sweep: Sweep, contests: list[Contest], *, is_on_one_core: bool = Tru
             for label, x in sweep.x_ticks.items():
                 progress.update(task, description=f"{sweep.title}, {contest.workload.name}: {label}")
                 for index, figures in sweep.figures(contest, x).items():
+                    if "left_out" in figures:
+                        console.log(f"{contest.workload.name}, {label}: {index} is left out, {figures['left_out']}")
                     rows.append({"workload": contest.workload.name, "x": x, "index": index, **figures})
                 progress.advance(task)
     return rows
@@ -115,7 +117,7 @@ def print_tables(result: dict[str, Any]) -> None:
     indexes = [name for name in STYLES if any(row["index"] == name for row in result["rows"])]
     for workload in result["workloads"]:
         for key, label in result["panels"].items():
-            cells = {(row["x"], row["index"]): row[key] for row in result["rows"] if row["workload"] == workload}
+            cells = {(row["x"], row["index"]): row.get(key) for row in result["rows"] if row["workload"] == workload}
             title = f"{result['title']}, {workload}: {' '.join(label.split())}"
             table = Table(result["x_label"], title=title, title_justify="left")
             for index in indexes:

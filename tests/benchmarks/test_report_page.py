@@ -4,7 +4,12 @@ import json
 
 import pytest
 
+import bench_boolean_sweeps
+import contest
+import sweeping
+from published import BOOLEAN_INDEXES
 from report_page import BEGIN, END, write_page, write_readme
+from workloads import zipf
 
 RATE = {"median": 1000.0, "low": 900.0, "high": 1100.0}
 PEER = {
@@ -89,3 +94,29 @@ def test_shards_and_what_follows_from_them(tmp_path):
     assert "A shard that hears a message spends 1,000 ns on it, and 3.0 ps for each subscription" in page
     assert "| subscriptions | 100,000,000 | 1,000,000,000 |" in page
     assert "1.00 to 1.00 times their throughput" in page
+
+
+def test_sweeps_and_what_was_left_out_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(contest, "MAX_UNASKED", 0)
+    monkeypatch.setattr(contest, "MAX_BYTES", 60_000)
+    workload = zipf()
+    sides = contest.Contest(workload, {"ril": BOOLEAN_INDEXES["ril"]}, n_messages=20, n_rounds=1, n_warm_up=5)
+    sweep = bench_boolean_sweeps.sweeps(bench_boolean_sweeps.QUICK)["subscriptions"]._replace(
+        x_ticks={"400": 400, "800": 800}
+    )
+    rows = sweeping.rows_of(sweep, [sides])
+    measured = [("nearcast", 400, False), ("ril", 400, False), ("nearcast", 800, False), ("ril", 800, True)]
+    assert [(row["index"], row["x"], "left_out" in row) for row in rows] == measured
+    told = {key: value for key, value in sweep._asdict().items() if key != "figures"}
+    content = {**told, "workloads": {"zipf": workload.title}, "rounds": 1, "messages": 20, "rows": rows}
+    (tmp_path / "boolean").mkdir()
+    sweeping.write(PROVENANCE | content, tmp_path / "boolean" / "subscriptions.json")
+    sweeping.print_tables(content)
+    # A page without sweeps of its own shows those beside it.
+    (tmp_path / "full").mkdir()
+    for folder, link in ((tmp_path, "boolean"), (tmp_path / "full", "../boolean")):
+        page = write_page(folder).read_text()
+        assert f"![Number of subscriptions]({link}/subscriptions.png)" in page
+        assert "- ril was left out for zipf, subscriptions 800: it would take about 0 GB" in page
+        assert "800 boolean subscriptions, zipf, µs a message" in page
+    assert (tmp_path / "boolean" / "subscriptions.png").stat().st_size > 0

@@ -180,7 +180,7 @@ def _checked_messages(plan: Plan, messages: pa.Table) -> Checked:
     if not messages.num_rows:
         return messages, []
     raw, rejections = Intake(plan.space, Vocabulary(), plan.window, plan.lifetime).checked(messages)
-    return messages.take(pa.array(raw.rows)), rejections
+    return messages.take(pa.array(raw.rows)) if rejections else messages, rejections
 
 
 def _newest(messages: pa.Table) -> float | None:
