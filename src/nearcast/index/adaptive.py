@@ -160,7 +160,7 @@ class AdaptiveIndex:
         self._n_not_alive += len(slots)
         with self._lock:
             self._first_pending = int(slots[0]) if len(slots) else NEVER
-            is_settled = all(self._is_settled(group) for group in np.unique(self._groups(slots)).tolist())
+            is_settled = all(self._is_settled(group) for group in present(self._groups(slots)))
             if self._view.delta.size + len(slots) <= MAX_DELTA and is_settled:
                 self._view = self._view._replace(delta=np.concatenate([self._view.delta, slots]))
                 return
@@ -282,8 +282,8 @@ class AdaptiveIndex:
         while (prefix := f"segment_{len(segments)}_") + "slots" in arrays:
             n_messages, expected_read = arrays[prefix + "numbers"].tolist()
             slots = arrays[prefix + "slots"]
-            groups = np.unique(GROUP_OF_KIND[subscriptions.kinds[slots]])
-            if groups.size != 1:
+            groups = present(GROUP_OF_KIND[subscriptions.kinds[slots]])
+            if len(groups) != 1:
                 return False
             segments.append(
                 SegmentOfSlots(
@@ -291,7 +291,7 @@ class AdaptiveIndex:
                     slots,
                     Statistics(arrays[prefix + "frequencies"], int(n_messages)),
                     expected_read,
-                    int(groups[0]),
+                    groups[0],
                 )
             )
         n_slots = subscriptions.kinds.size
@@ -322,7 +322,7 @@ class AdaptiveIndex:
 
     def _merged(self, view: _View, slots: Any, most: int = NEVER) -> _View:
         """Return a view with delta and `slots` in segments, merged with those before them that are not much larger."""
-        slots = np.union1d(self._kept(view.delta), slots)
+        slots = union(self._kept(view.delta), slots)
         groups = self._groups(slots)
         segments: list[SegmentOfSlots] = []
         for group in range(N_GROUPS):
@@ -420,6 +420,17 @@ class AdaptiveIndex:
             else:
                 segments.append(part)
         self._view = self._view._replace(segments=tuple(segments))
+
+
+def present(groups: Any) -> list[int]:
+    """Return which groups occur; as `np.unique` does, in a tenth of the time."""
+    return np.flatnonzero(np.bincount(groups, minlength=N_GROUPS)).tolist()
+
+
+def union(first: Any, second: Any) -> Any:
+    """Return all slots, ascending without repeats; as `np.union1d` does, which takes several times as long."""
+    slots = np.sort(np.concatenate([first, second]))
+    return slots[np.diff(slots, prepend=-1) > 0]
 
 
 def most_merged(group: int) -> int:

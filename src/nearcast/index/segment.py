@@ -52,6 +52,7 @@ from nearcast.kernels.postings import (
 )
 from nearcast.kernels.postings import postings as postings_of
 from nearcast.kernels.scored import NO_WORD, SCORED, USUAL_UNIT, paired_ranks, scored_postings
+from nearcast.kernels.sorting import order_of_keys
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic, Space
 from nearcast.space.covers import cover, single_boxes
@@ -173,7 +174,7 @@ def _boolean_part(
     boxes = np.clip(boxes, low, high)
     z_order = _z_order(boxes, space_box)
     hit_shares = _hit_shares(boxes, space_box)
-    order = _sorted_order(rows.first, rows.second, z_order)
+    order = order_of_keys(rows.first, rows.second, z_order)
     costs = _costs(rows.first[order], rows.second[order], statistics, hit_shares[order])
     # Groups that are best split by space alone are one run, whatever their second words.
     run_words = rows.second.copy()
@@ -181,7 +182,7 @@ def _boolean_part(
     moved = order[is_by_space]
     run_words[moved] = NO_WORD
     # Whole groups keep their places; within them only the place counts.
-    order[is_by_space] = moved[np.lexsort((z_order[moved], rows.first[moved]))]
+    order[is_by_space] = moved[order_of_keys(rows.first[moved], z_order[moved])]
     rows = _Postings(*(part[order] for part in rows))
     boxes = boxes[order]
     postings, details, words = filled(s, rows, boxes, space_box)
@@ -255,12 +256,6 @@ def _curve(points: Any, sizes: Any, space_box: Any) -> Any:
     size_class = np.frexp(sizes)[1].astype(np.int64)
     x, y = (np.clip(np.nan_to_num(share) * 1024, 0, 1023)).astype(np.int64).T
     return _spread(x) | (_spread(y) << 1) | (-size_class << 20)
-
-
-def _sorted_order(first: Any, second: Any, z_order: Any) -> Any:
-    """Return the order by first word, second word, and place."""
-    words = ((first.astype(np.int64) + 1) << 32) | (second.astype(np.int64) + 1)
-    return np.lexsort((z_order, words))
 
 
 def _spread(values: Any) -> Any:
@@ -409,7 +404,7 @@ def _scored_part(
         scored_postings(*terms, (first, second, lines, posting_slots, scored))
     # Balls that reach about as far and lie near each other are neighbours.
     radii = np.clip(lines[:, 0] + USUAL_UNIT * lines[:, 1], 0, space.max_dist)
-    order = _sorted_order(first, second, _curve(np.stack([scored["x"], scored["y"]], axis=1), radii, space_box))
+    order = order_of_keys(first, second, _curve(np.stack([scored["x"], scored["y"]], axis=1), radii, space_box))
     first, second, scored = first[order], second[order], scored[order]
     balls, summaries = laid_out(scored, lines[order], is_geographic, space.max_dist, space_box)
     arrays = {"balls": balls, "summaries": summaries, "scored": scored, "scored_slots": posting_slots[order]}

@@ -23,6 +23,8 @@ MAX_INSERTION_SORT = 64
 PLACE_BITS = 20
 # Of a number that is not below zero.
 MAX_BITS = 63
+# So many places to write to at once that the cache holds their ends.
+RADIX_BITS = 11
 
 
 @kernel
@@ -95,6 +97,49 @@ def order_of(major: Any, minor: Any) -> Any:
     keys = (((major << minor_bits) | minor) << place_bits) | np.arange(major.size)
     keys.sort()
     return keys & ((1 << place_bits) - 1)
+
+
+def order_of_keys(*keys: Any) -> Any:
+    """Return the places of rows of whole numbers, ordered by the first, then by the next, then by place.
+
+    As `np.lexsort` of the keys turned over, but several times as fast where a row fits into one number.
+    """
+    packed = np.zeros(keys[0].size, np.int64)
+    n_bits = 0
+    for key in reversed(keys):
+        least = int(key.min(initial=0))
+        size = (int(key.max(initial=0)) - least).bit_length()
+        if n_bits + size > MAX_BITS:
+            return np.lexsort(keys[::-1])
+        packed |= (key.astype(np.int64) - least) << n_bits
+        n_bits += size
+    return radix_order(packed, n_bits)
+
+
+@kernel
+def radix_order(keys: Any, n_bits: int) -> Any:
+    """Return the places of numbers of so many bits in ascending order, equal ones as they come; writes over `keys`."""
+    order = np.arange(keys.size)
+    other_keys = np.empty_like(keys)
+    other_order = np.empty_like(order)
+    mask = (1 << RADIX_BITS) - 1
+    for shift in range(0, n_bits, RADIX_BITS):
+        starts = np.zeros(mask + 2, np.int64)
+        for key in keys:
+            starts[((key >> shift) & mask) + 1] += 1
+        if starts.max() == keys.size:
+            continue
+        for i in range(mask):
+            starts[i + 1] += starts[i]
+        for i in range(keys.size):
+            digit = (keys[i] >> shift) & mask
+            place = starts[digit]
+            starts[digit] += 1
+            other_keys[place] = keys[i]
+            other_order[place] = order[i]
+        keys, other_keys = other_keys, keys
+        order, other_order = other_order, order
+    return order
 
 
 @kernel
