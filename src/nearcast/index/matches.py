@@ -10,7 +10,7 @@ import numpy as np
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.growable import objects
 from nearcast.index.protocol import Pairs
-from nearcast.kernels.verify import close_gaps, verdicts
+from nearcast.kernels.verify import settle
 from nearcast.model import Geographic, Space
 from nearcast.space.regions import POLYGON, is_in_polygon
 
@@ -51,23 +51,16 @@ def matches(
         numbers = pairs.numbers.T if len(pairs.numbers) else (None, None)
         return Matches(pairs.rows, pairs.slots, *numbers)
     rows, slots, is_sure, numbers = pairs
-    is_open = np.flatnonzero(~is_sure)
-    is_match, scores, distances = verdicts(
-        subscriptions, messages, slots[is_open], rows[is_open], isinstance(space, Geographic), space.max_dist
+    is_open, wrong, scores, distances, has_distances = settle(
+        subscriptions, messages, slots, rows, is_sure, isinstance(space, Geographic), space.max_dist
     )
-    if not len(numbers) and not np.isnan(distances).all():
+    if has_distances and not len(numbers):
         numbers = np.full((rows.size, 2), np.nan)
     if len(numbers):
         numbers[is_open] = np.column_stack([scores, distances])
-    wrong = is_open[~is_match]
-    if wrong.size:
-        # In place: to touch so much fresh memory would take longer than the tests.
-        close_gaps(rows, wrong)
-        close_gaps(slots, wrong)
-        n_kept = rows.size - wrong.size
-        rows, slots = rows[:n_kept], slots[:n_kept]
-        numbers = np.delete(numbers, wrong, axis=0) if len(numbers) else numbers
-    found = Matches(rows, slots, *(numbers.T if len(numbers) else (None, None)))
+        numbers = np.delete(numbers, wrong, axis=0)
+    n_kept = rows.size - wrong.size
+    found = Matches(rows[:n_kept], slots[:n_kept], *(numbers.T if len(numbers) else (None, None)))
     return _in_polygons(found, subscriptions, polygons, messages, space) if polygons else found
 
 

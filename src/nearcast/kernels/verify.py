@@ -103,6 +103,28 @@ def verdicts(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geogra
 
 
 @kernel
+def settle(
+    subscriptions: Any, messages: Any, slots: Any, rows: Any, is_sure: Any, is_geographic: bool, max_dist: float
+) -> Any:
+    """Test the pairs that are not sure, and close the gaps of those that do not match; as many are over at the end.
+
+    Returns which were tested, which do not match, the scores and distances of the former, and whether there is a
+    distance among them. In place: to touch so much fresh memory would take longer than the tests.
+    """
+    is_open = np.flatnonzero(~is_sure)
+    is_match, scores, distances = verdicts(
+        subscriptions, messages, slots[is_open], rows[is_open], is_geographic, max_dist
+    )
+    wrong = is_open[~is_match]
+    close_gaps(slots, wrong)
+    close_gaps(rows, wrong)
+    has_distances = False
+    for away in distances:
+        has_distances |= away == away
+    return is_open, wrong, scores, distances, has_distances
+
+
+@kernel
 def close_gaps(values: Any, gaps: Any) -> None:
     """Move values down over those at `gaps`, which ascend; as many at the end are of no use then."""
     for i in range(gaps.size):
