@@ -52,7 +52,7 @@ from nearcast.kernels.postings import (
 )
 from nearcast.kernels.postings import postings as postings_of
 from nearcast.kernels.scored import NO_WORD, SCORED, USUAL_UNIT, paired_ranks, scored_postings
-from nearcast.kernels.sorting import order_of_keys
+from nearcast.kernels.sorting import order_of
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic, Space
 from nearcast.space.covers import cover, single_boxes
@@ -174,7 +174,7 @@ def _boolean_part(
     boxes = np.clip(boxes, low, high)
     z_order = _z_order(boxes, space_box)
     hit_shares = _hit_shares(boxes, space_box)
-    order = order_of_keys(rows.first, rows.second, z_order)
+    order = order_of(rows.first, rows.second, z_order)
     costs = _costs(rows.first[order], rows.second[order], statistics, hit_shares[order])
     # Groups that are best split by space alone are one run, whatever their second words.
     run_words = rows.second.copy()
@@ -182,7 +182,7 @@ def _boolean_part(
     moved = order[is_by_space]
     run_words[moved] = NO_WORD
     # Whole groups keep their places; within them only the place counts.
-    order[is_by_space] = moved[order_of_keys(rows.first[moved], z_order[moved])]
+    order[is_by_space] = moved[order_of(rows.first[moved], z_order[moved])]
     rows = _Postings(*(part[order] for part in rows))
     boxes = boxes[order]
     postings, details, words = filled(s, rows, boxes, space_box)
@@ -404,7 +404,7 @@ def _scored_part(
         scored_postings(*terms, (first, second, lines, posting_slots, scored))
     # Balls that reach about as far and lie near each other are neighbours.
     radii = np.clip(lines[:, 0] + USUAL_UNIT * lines[:, 1], 0, space.max_dist)
-    order = order_of_keys(first, second, _curve(np.stack([scored["x"], scored["y"]], axis=1), radii, space_box))
+    order = order_of(first, second, _curve(np.stack([scored["x"], scored["y"]], axis=1), radii, space_box))
     first, second, scored = first[order], second[order], scored[order]
     balls, summaries = laid_out(scored, lines[order], is_geographic, space.max_dist, space_box)
     arrays = {"balls": balls, "summaries": summaries, "scored": scored, "scored_slots": posting_slots[order]}

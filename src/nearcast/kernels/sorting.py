@@ -88,18 +88,7 @@ def sort_with_numbers(found: Any, numbers: Any, first_row: int, spare: Any) -> N
         numbers[i, 1] = copies[place, 1]
 
 
-def order_of(major: Any, minor: Any) -> Any:
-    """Return the places of pairs of numbers from 0 on, ordered by the first, then by the second, then by place."""
-    minor_bits, place_bits = int(minor.max(initial=0)).bit_length(), major.size.bit_length()
-    if int(major.max(initial=0)).bit_length() + minor_bits + place_bits > MAX_BITS:
-        return np.lexsort((minor, major))
-    # To sort numbers takes a fraction of the time of sorting places by them.
-    keys = (((major << minor_bits) | minor) << place_bits) | np.arange(major.size)
-    keys.sort()
-    return keys & ((1 << place_bits) - 1)
-
-
-def order_of_keys(*keys: Any) -> Any:
+def order_of(*keys: Any) -> Any:
     """Return the places of rows of whole numbers, ordered by the first, then by the next, then by place.
 
     As `np.lexsort` of the keys turned over, but several times as fast where a row fits into one number.
@@ -107,13 +96,19 @@ def order_of_keys(*keys: Any) -> Any:
     packed = np.zeros(keys[0].size, np.int64)
     n_bits = 0
     for key in reversed(keys):
-        least = int(key.min(initial=0))
-        size = (int(key.max(initial=0)) - least).bit_length()
+        least, most = (int(key.min()), int(key.max())) if key.size else (0, 0)
+        size = (most - least).bit_length()
         if n_bits + size > MAX_BITS:
             return np.lexsort(keys[::-1])
         packed |= (key.astype(np.int64) - least) << n_bits
         n_bits += size
-    return radix_order(packed, n_bits)
+    place_bits = packed.size.bit_length()
+    if n_bits + place_bits > MAX_BITS:
+        return radix_order(packed, n_bits)
+    # To sort numbers takes a fraction of the time of sorting places by them.
+    packed = (packed << place_bits) | np.arange(packed.size)
+    packed.sort()
+    return packed & ((1 << place_bits) - 1)
 
 
 @kernel

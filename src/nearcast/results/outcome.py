@@ -47,12 +47,12 @@ def outcome(found: Matches, arrivals: Any, ids: Sequence[Id], changes: FeedChang
         return Outcome(found.slots, id_values(ids)[found.rows], signs, found.scores, found.distances)
     n_found = found.rows.size
     if not n_found:
-        order = order_of(changes.arrivals - changes.arrivals.min(), changes.slots)
+        order = order_of(changes.arrivals, changes.slots)
         told = (changes.slots, changes.message_ids, changes.signs, changes.scores, changes.distances, changes.ranks)
         return Outcome(*(part[order] for part in told))
     slots = np.concatenate([found.slots, changes.slots])
     moments = np.concatenate([arrivals[found.rows], changes.arrivals])
-    order = order_of(moments - moments.min(), slots)
+    order = order_of(moments, slots)
     pairs = (
         (id_values(ids)[found.rows], changes.message_ids),
         (np.ones(n_found, np.int8), changes.signs),
