@@ -35,6 +35,7 @@ SWEEPS = {
     "similar": "beside STAMP's filters as published",
     "topk": "top-k subscriptions beside kmax, skyband and IGPT",
     "topk-scale": "top-k subscriptions at the sizes of the Skype paper",
+    "topk-scale-real": "top-k subscriptions on real words and places",
     "moving": "beside a grid with ranked lists",
 }
 BEGIN, END = "<!-- figures of make bench: begin -->", "<!-- figures of make bench: end -->"
