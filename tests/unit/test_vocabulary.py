@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import nearcast as nc
-from nearcast.text.known import NOTHING, NOTHING_KNOWN, UNKNOWN, KnownWords, _buffers, looked_up
-from nearcast.text.scan import hash_bytes, rehashed
+from nearcast.text.known import NOTHING, NOTHING_KNOWN, UNKNOWN, KnownWords, looked_up
+from nearcast.text.scan import hash_bytes, rehashed, string_buffers
 
 TEXTS = ["Rain in Oslo", "rain, rain and wind", "sunshine", ""]
 
@@ -136,7 +136,7 @@ def test_known_words_have_the_numbers_that_they_got_when_they_were_met_first(max
 
 @pytest.mark.kernels
 def test_words_with_the_same_hash_are_told_apart():
-    data, offsets = _buffers(pa.array(["rum", "te", "tea", "tee"], pa.large_string()))
+    data, offsets = string_buffers(pa.array(["rum", "te", "tea", "tee"], pa.large_string()))
     code = hash_bytes(data, offsets[2], offsets[3])
     hashes, numbers = np.full(3, code), np.array([4, 5, 6], np.int32)
     known = NOTHING_KNOWN._replace(

@@ -130,7 +130,7 @@ class AdaptiveIndex:
         with self._lock:
             view = self._view
             if self._is_building or view.delta.size + len(slots) <= MAX_DELTA:
-                self._view = view._replace(delta=np.union1d(view.delta, slots))
+                self._view = view._replace(delta=union(view.delta, slots))
             else:
                 self._view = self._merged(view, slots)
 
@@ -171,7 +171,7 @@ class AdaptiveIndex:
             with self._lock:
                 # What was posted anew meanwhile may have been read with its old floor.
                 reposted = np.setdiff1d(self._view.delta, before.delta)
-                self._view = view._replace(delta=np.union1d(view.delta, reposted))
+                self._view = view._replace(delta=union(view.delta, reposted))
         finally:
             self._is_building = False
 

@@ -501,7 +501,7 @@ class Feeds:
             known, places = np.unique(arrivals, return_index=True)
             self._ids = MessageIds(known, table["message"].take(places).to_pylist())
         owners = self._feed_of_slot[np.searchsorted(self._book.columns.orders, owners)]
-        order = np.lexsort((arrivals, owners))
+        order = order_of(owners, arrivals)
         feeds = np.sort(feeds)
         offsets = np.searchsorted(owners[order], np.append(feeds, self._buffers.table.size))
         self._insert(News(feeds, offsets, arrivals[order], scores[order]))

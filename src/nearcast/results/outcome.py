@@ -67,7 +67,7 @@ def ordered(found: Matches) -> Matches:
     """Return matches by row, then by slot."""
     if is_in_order(found.rows, found.slots):
         return found
-    return found.chosen(np.lexsort((found.slots, found.rows)))
+    return found.chosen(order_of(found.rows, found.slots))
 
 
 @kernel

@@ -309,7 +309,7 @@ def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> 
         column = table[name].combine_chunks()
         if order is not None:
             column = column.take(order)
-        parts[name] = pa.Table.from_struct_array(column.drop_null() if column.null_count else column)
+        parts[name] = pa.Table.from_struct_array(column.drop_null())
     counts = write_input(folder, batch, parts["change"], parts["message"])
     # A time that is missing would have no type of its own.
     schema = pa.schema([(name, pa.float64() if name in MOMENTS else pa.int64()) for name in counts])

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from nearcast.jit import kernel
-from nearcast.text.scan import hash_bytes, rehashed
+from nearcast.text.scan import hash_bytes, is_same_bytes, rehashed, string_buffers
 
 NOTHING, UNKNOWN = -1, -2
 # The table is at most so full, which keeps searches short.
@@ -53,7 +53,7 @@ class KnownWords:
     def numbers(self, words: pa.LargeStringArray, number_of: Callable[[str], int]) -> Any:
         """Return the number of each word of a column without nulls; `number_of` is asked in order for those not met."""
         known = self._known
-        numbers = looked_up(*_buffers(words), *known)
+        numbers = looked_up(*string_buffers(words), *known)
         places = np.flatnonzero(numbers == UNKNOWN)
         if places.size:
             encoded = words.take(pa.array(places)).dictionary_encode()
@@ -61,15 +61,8 @@ class KnownWords:
             numbers[places] = new[encoded.indices.to_numpy()]
             if known.numbers.size + new.size > self._max_words:
                 known = NOTHING_KNOWN
-            self._known = _with_words(known, *_buffers(encoded.dictionary), new)
+            self._known = _with_words(known, *string_buffers(encoded.dictionary), new)
         return numbers
-
-
-def _buffers(words: pa.LargeStringArray) -> tuple[Any, Any]:
-    """Return the bytes of words, and where each starts."""
-    _, offsets, data = words.buffers()
-    places = np.frombuffer(offsets, np.int64, len(words) + 1, 8 * words.offset) if len(words) else np.zeros(1, np.int64)
-    return np.frombuffer(data or b"", np.uint8), places
 
 
 def _with_words(known: _Known, data: Any, offsets: Any, numbers: Any) -> _Known:
@@ -109,13 +102,13 @@ def looked_up(
         number = UNKNOWN
         while table[place] >= 0 and number == UNKNOWN:
             word = table[place]
-            if hashes[word] == code and known_offsets[word + 1] - known_offsets[word] == size:
-                at = known_offsets[word]
-                is_same = True
-                for j in range(size):
-                    is_same = is_same and data[start + j] == known_data[at + j]
-                if is_same:
-                    number = known_numbers[word]
+            at = known_offsets[word]
+            if (
+                hashes[word] == code
+                and known_offsets[word + 1] - at == size
+                and is_same_bytes(data, start, known_data, at, size)
+            ):
+                number = known_numbers[word]
             place = (place + 1) & (table.size - 1)
         numbers[i] = number
     return numbers

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from nearcast.jit import kernel
 
@@ -34,6 +35,14 @@ def character_classes(is_cut_at_punctuation: bool) -> Any:
     return classes
 
 
+def string_buffers(strings: pa.LargeStringArray) -> tuple[Any, Any]:
+    """Return the bytes of a column without nulls, not to be written to, and the offsets of its strings."""
+    _, offsets, data = strings.buffers()
+    n = len(strings)
+    places = np.frombuffer(offsets, np.int64, n + 1, 8 * strings.offset) if n else np.zeros(1, np.int64)
+    return np.frombuffer(data or b"", np.uint8), places
+
+
 @kernel
 def hash_bytes(data: Any, start: int, stop: int) -> Any:
     """Return the 32-bit FNV-1a hash of a slice, in 64-bit arithmetic that cannot overflow."""
@@ -44,10 +53,10 @@ def hash_bytes(data: Any, start: int, stop: int) -> Any:
 
 
 @kernel
-def is_same_bytes(data: Any, first: int, second: int, size: int) -> bool:
-    """Whether two slices of `data` are equal."""
+def is_same_bytes(data: Any, start: int, other: Any, other_start: int, size: int) -> bool:
+    """Whether two slices of the same size are equal, one of `data` and one of `other`."""
     for i in range(size):
-        if data[first + i] != data[second + i]:
+        if data[start + i] != other[other_start + i]:
             return False
     return True
 
@@ -107,7 +116,7 @@ def scan(data: Any, text_offsets: Any, classes: Any, is_lowered: bool) -> Any:
             while number >= 0 and not (
                 hashes[number] == code
                 and sizes[number] == stop - start
-                and is_same_bytes(data, starts[number], start, stop - start)
+                and is_same_bytes(data, starts[number], data, start, stop - start)
             ):
                 place = (place + 1) & (table.size - 1)
                 number = table[place]

@@ -15,7 +15,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +83,7 @@ class TokenNumbers:
         self.number_of = {token: number for number, token in enumerate(self.tokens)}
         self._classes = scan.character_classes(analyzer.split == "words")
         self._numbers_of_chunk: dict[bytes, tuple[int, ...]] = {}
-        self._numbers_of_keyword: dict[str, tuple[int, ...]] = {}
+        self._number_of_keyword: dict[str, int] = {}
         self._known_keywords = KnownWords(MAX_REMEMBERED_CHUNKS)
 
     def copy(self) -> TokenNumbers:
@@ -107,7 +106,7 @@ class TokenNumbers:
         if isinstance(words, str):
             tokens: Iterable[str] = self.analyzer.tokens(words)
         elif is_admitted:
-            return single_row(chain.from_iterable(map(self._numbers_of, words)))
+            return single_row(number for number in map(self._number_of, words) if number != NOTHING)
         else:
             tokens = filter(None, map(self.analyzer.normalised, words))
         if is_admitted:
@@ -124,10 +123,9 @@ class TokenNumbers:
     def of_texts(self, texts: Any) -> TokenRows:
         """Return the tokens of an Arrow column of strings; a null has none."""
         texts = pc.fill_null(_one_chunk(texts).cast(pa.large_string()), "")
-        _, offsets, data = texts.buffers()
-        text_offsets = np.frombuffer(offsets, np.int64, len(texts) + 1, 8 * texts.offset)
+        data, text_offsets = scan.string_buffers(texts)
         # A copy, since the scan lowers letters in place.
-        buffer = np.frombuffer(data or b"", np.uint8).copy()
+        buffer = data.copy()
         chunk_offsets, chunk_numbers, starts, sizes = scan.scan(
             buffer, text_offsets, self._classes, self.analyzer.casefold
         )
@@ -145,18 +143,14 @@ class TokenNumbers:
         return TokenRows(*scan.counted(_offsets(sizes), numbers))
 
     def _number_of(self, keyword: str) -> int:
-        """Return the number of a keyword's token, NOTHING if it has none."""
-        return next(iter(self._numbers_of(keyword)), NOTHING)
-
-    def _numbers_of(self, keyword: str) -> tuple[int, ...]:
-        """Return the number of a keyword's token, none if it has none; what was met before is remembered."""
-        numbers = self._numbers_of_keyword.get(keyword)
-        if numbers is None:
-            if len(self._numbers_of_keyword) > MAX_REMEMBERED_CHUNKS:
-                self._numbers_of_keyword.clear()
+        """Return the number of a keyword's token, NOTHING if it has none; what was met before is remembered."""
+        number = self._number_of_keyword.get(keyword)
+        if number is None:
+            if len(self._number_of_keyword) > MAX_REMEMBERED_CHUNKS:
+                self._number_of_keyword.clear()
             token = self.analyzer.normalised(keyword)
-            numbers = self._numbers_of_keyword[keyword] = (self.admit(token),) if token else ()
-        return numbers
+            number = self._number_of_keyword[keyword] = self.admit(token) if token else NOTHING
+        return number
 
     def _numbers_of_chunks(self, chunks: list[bytes]) -> list[tuple[int, ...]]:
         remembered = self._numbers_of_chunk
