@@ -13,7 +13,7 @@ from nearcast import columns as arrow
 from nearcast.columns import MessageColumns, RawMessages
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection
 from nearcast.model import MICROSECONDS, Id, Message, Space, TimeWindow, Window, checked_time, shortened
-from nearcast.scoring.textual import unit_vectors
+from nearcast.scoring.textual import weights_and_units
 from nearcast.space.distance import is_in_space, outside_reason
 from nearcast.text.vocabulary import TokenRows, Vocabulary, stacked_rows, token_rows_of_arrow
 
@@ -144,14 +144,14 @@ class Intake:
             )
 
     def _columns(self, x: Any, y: Any, times: Any, tokens: TokenRows, first_arrival: int) -> MessageColumns:
-        weights = self.vocabulary.weights(tokens.token_ids)
+        weights, units = weights_and_units(*tokens, *self.vocabulary.idf)
         return MessageColumns(
             x=np.asarray(x),
             y=np.asarray(y),
             token_offsets=tokens.token_offsets,
             token_ids=tokens.token_ids,
             token_weights=weights,
-            token_units=unit_vectors(tokens.token_offsets, weights, tokens.token_counts),
+            token_units=units,
             times=np.asarray(times),
             arrivals=np.arange(first_arrival, first_arrival + len(x)),
         )

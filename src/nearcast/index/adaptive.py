@@ -21,6 +21,7 @@ import numpy as np
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.protocol import Pairs, unverified
 from nearcast.index.segment import Segment, Statistics, build_segment, described, own_statistics
+from nearcast.jit import hold
 from nearcast.kernels.probe import count_words, probe, unpack
 from nearcast.kernels.verify import NEAREST, SIMILAR, TOPK
 from nearcast.model import KINDS, Geographic, Space
@@ -62,6 +63,7 @@ class SegmentOfSlots(NamedTuple):
     """
 
     segment: Segment
+    held: Any  # the same for kernels
     slots: Any  # int32, ascending
     statistics: Statistics
     expected_read: float
@@ -106,6 +108,7 @@ class AdaptiveIndex:
         self._space_box = np.array(bounds(space), np.float64)
         self._vocabulary = vocabulary
         self._subscriptions: Any = None
+        self._held: tuple[Any, Any] = None, None
         self._is_alive = np.zeros(64, bool)
         self._n_not_alive = 0
         # Slots from here on are inserted but not yet active: not proposed, and not to be dropped either.
@@ -124,6 +127,16 @@ class AdaptiveIndex:
     def attach(self, subscriptions: SubscriptionColumns) -> None:
         """Read the subscriptions from here from now on."""
         self._subscriptions = subscriptions
+
+    def _held_subscriptions(self) -> Any:
+        """Return the subscriptions for kernels."""
+        subscriptions, held = self._held
+        if subscriptions is not self._subscriptions:
+            # The pair is replaced as a whole, so other threads see one that belongs together.
+            subscriptions = self._subscriptions
+            held = hold(subscriptions)
+            self._held = subscriptions, held
+        return held
 
     def repost(self, slots: Any) -> None:
         """Post subscriptions anew whose floors have changed; what was posted for the old ones is passed over."""
@@ -195,7 +208,7 @@ class AdaptiveIndex:
         """Yield what each segment finds, and all pairs with the delta."""
         n_messages = messages.x.size
         self._settle(n_messages)
-        view, subscriptions, is_alive = self._view, self._subscriptions, self._is_alive
+        view, subscriptions, is_alive = self._view, self._held_subscriptions(), self._is_alive
         try:
             scratch = self._scratches.pop()
         except IndexError:
@@ -208,7 +221,7 @@ class AdaptiveIndex:
             if only_kept and part.group != FEEDS:
                 continue
             n_found, scratch.found, scratch.numbers, n_read = probe(
-                part.segment,
+                part.held,
                 subscriptions,
                 messages,
                 is_alive if part.is_here is None else part.is_here,
@@ -285,9 +298,11 @@ class AdaptiveIndex:
             groups = present(GROUP_OF_KIND[subscriptions.kinds[slots]])
             if len(groups) != 1:
                 return False
+            segment = Segment(*(arrays[prefix + name] for name in Segment._fields))
             segments.append(
                 SegmentOfSlots(
-                    Segment(*(arrays[prefix + name] for name in Segment._fields)),
+                    segment,
+                    hold(segment),
                     slots,
                     Statistics(arrays[prefix + "frequencies"], int(n_messages)),
                     expected_read,
@@ -389,7 +404,7 @@ class AdaptiveIndex:
             self._subscriptions, slots, statistics, weights, self._space_box, self._space
         )
         group = int(self._groups(slots[:1])[0])
-        return [SegmentOfSlots(segment, slots.astype(np.int32), statistics, expected_read, group)]
+        return [SegmentOfSlots(segment, hold(segment), slots.astype(np.int32), statistics, expected_read, group)]
 
     # --- words
 

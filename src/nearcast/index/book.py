@@ -194,7 +194,8 @@ class Book:
         for pairs in self._contents.index.candidates(some, only_kept=only_kept):
             n_candidates += pairs.rows.size
             block = self.matches(pairs, some)
-            np.add(block.rows, start, out=block.rows)
+            if start:
+                np.add(block.rows, start, out=block.rows)
             blocks.append(block)
         return joined(blocks), n_candidates
 

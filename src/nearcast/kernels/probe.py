@@ -1,7 +1,7 @@
 """Which subscriptions might a message match? Probing a segment with the words and the point of each message.
 
-segment         the named tuple of index/segment.py, in whose terms this file speaks
-subscriptions   SubscriptionColumns, by slot; is_alive: bool, by slot, not looked at unless has_dead
+segment         the named tuple of index/segment.py, in whose terms this file speaks; handed over as a Held
+subscriptions   SubscriptionColumns, by slot, likewise; is_alive: bool, by slot, not looked at unless has_dead
 has_word        bool, by token id: whether the message at hand has it, all False before and after; and two more items,
                 one always False, one always True, so that NEVER and NO_WORD need no question of their own
 weights, units  float64, by token id: the weight of each word of the message at hand, by itself and in its unit vector;
@@ -51,6 +51,7 @@ from nearcast.kernels.verify import NEAREST, TOPK
 from nearcast.scoring.spatial import SLACK, blend, spatial_similarity
 from nearcast.scoring.textual import WEIGHTED_JACCARD, set_similarity
 from nearcast.space.distance import distance
+from nearcast.space.regions import might_be_in_region
 from nearcast.text.scan import grown
 
 # So few runs are looked at one by one.
@@ -313,8 +314,8 @@ def with_room(found: Any, numbers: Any, n_found: int, n_more: int, has_scored: b
 
 @kernel
 def probe(
-    segment: Any,
-    s: Any,
+    held_segment: Any,
+    held_subscriptions: Any,
     messages: Any,
     is_alive: Any,
     has_dead: bool,
@@ -327,6 +328,8 @@ def probe(
     max_dist: float,
 ) -> Any:
     """Return the candidates of the messages: their number, the buffers with them, how many postings were read."""
+    segment = held_segment.value
+    s = held_subscriptions.value
     groups = segment.groups
     runs = segment.runs
     postings = segment.postings
@@ -342,6 +345,7 @@ def probe(
     s_token_ids = s.token_ids
     s_token_weights = s.token_weights
     s_numbers = s.numbers
+    shapes = s.shapes
     similarities = s.similarities
     space_box = segment.space_box
     token_offsets = messages.token_offsets
@@ -405,15 +409,17 @@ def probe(
                     continue
             if has_dead and not is_alive[slot]:
                 continue
-            # Not on the border of the rounded box: inside the region itself.
-            is_sure = (
-                (posting["west"] < across)
-                & (posting["south"] < up)
-                & (posting["east"] > across)
-                & (posting["north"] > up)
-                & (flags & IS_OPEN == 0)
+            is_open = flags & IS_OPEN
+            # Boxes are rounded, so on the border it may be outside of the region; what is open is verified later.
+            is_in_doubt = not is_open and (
+                (posting["west"] == across)
+                | (posting["south"] == up)
+                | (posting["east"] == across)
+                | (posting["north"] == up)
             )
-            found[n_found] = (row << 32) | (slot << 1) | (1 - is_sure)
+            if is_in_doubt and not might_be_in_region(is_geographic, shapes[slot], s_numbers[slot], x, y):
+                continue
+            found[n_found] = (row << 32) | (slot << 1) | is_open
             if has_scored:
                 numbers[n_found, 0] = np.nan
                 numbers[n_found, 1] = np.nan

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -53,14 +52,9 @@ def token_rows_of_arrow(ids: Any, counts: Any) -> TokenRows:
 
 
 def single_row(numbers: Iterable[int]) -> TokenRows:
-    """Return one row of tokens, given as they occur."""
-    occurring = list(numbers)
-    ids = sorted(set(occurring))
-    token_counts = np.ones(len(ids), np.int32)
-    if len(ids) < len(occurring):
-        counts = Counter(occurring)
-        token_counts[:] = [counts[number] for number in ids]
-    return TokenRows(np.array([0, len(ids)], np.int64), np.array(ids, np.int32), token_counts)
+    """Return one row of tokens, given as they occur; NOTHING is left out."""
+    ids = np.array(list(numbers), np.int32)
+    return TokenRows(*scan.counted(np.array((0, ids.size)), ids))
 
 
 def stacked_rows(parts: Sequence[TokenRows]) -> TokenRows:
@@ -106,7 +100,7 @@ class TokenNumbers:
         if isinstance(words, str):
             tokens: Iterable[str] = self.analyzer.tokens(words)
         elif is_admitted:
-            return single_row(number for number in map(self._number_of, words) if number != NOTHING)
+            return single_row(map(self._number_of, words))
         else:
             tokens = filter(None, map(self.analyzer.normalised, words))
         if is_admitted:
@@ -232,7 +226,9 @@ class Vocabulary:
         self._frequencies = np.array(document_frequencies, np.int64)
         self._numbers = TokenNumbers(self.analyzer, tokens)
         # math.log, not numpy's: the scalar and the vector logarithm may differ in the last bit.
-        self._idf = np.array([self._weight(df) for df in self._frequencies.tolist()], np.float64)
+        idf = np.array([self._weight(df) for df in self._frequencies.tolist()], np.float64)
+        self.idf = idf, self._weight(0)
+        """The inverse document frequency of each token that was fitted, and that of all others."""
         self.version = self._content_hash()
         self._fingerprints = [self.version]
 
@@ -290,7 +286,7 @@ class Vocabulary:
 
     def weights(self, token_ids: Any) -> Any:
         """Return the inverse document frequency of each id."""
-        return scan.weights_of(token_ids, self._idf, self._weight(0))
+        return scan.weights_of(token_ids, *self.idf)
 
     def fingerprint(self, n_tokens: int) -> str:
         """Return a hash of the first `n_tokens` tokens; where it is the same, their ids mean the same."""
