@@ -92,7 +92,8 @@ def provenance_lines(folder: Path) -> list[str]:
     if not found:
         return ["Nothing is measured yet."]
     machine, versions = found[0]["machine"], found[0]["versions"]
-    dates, commits = (sorted({str(content[key]) for content in found}) for key in ("date", "commit"))
+    measured = [part for content in found for part in (content, *content.get("earlier", {}).values())]
+    dates, commits = (sorted({str(part[key]) for part in measured}) for key in ("date", "commit"))
     missing = sorted({name for content in found for name in content.get("data_not_here", [])})
     return [
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}; "

@@ -80,7 +80,7 @@ def make_sweeps(
                 **{key: value for key, value in sweep._asdict().items() if key != "figures"},
                 "rows": rows_of(sweep, contests, is_on_one_core=is_on_one_core),
             }
-            write(result, options.out / f"{name}.json")
+            write(with_earlier(result, options.out / f"{name}.json"), options.out / f"{name}.json")
             console.log(f"{sweep.title}: written to {options.out / name}.json and .png")
             results.append(result)
     for result in results:
@@ -103,6 +103,23 @@ def rows_of(sweep: Sweep, contests: list[Contest], *, is_on_one_core: bool = Tru
                     rows.append({"workload": contest.workload.name, "x": x, "index": index, **figures})
                 progress.advance(task)
     return rows
+
+
+def with_earlier(result: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a sweep with the other workloads of the file that it replaces, if they were measured in the same way.
+
+    `earlier` says of them when, and with which commit.
+    """
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    same = ("messages", "rounds", "title", "setting", "x_ticks", "panels", "machine")
+    if any(before.get(key) != result[key] for key in same):
+        return result
+    others = {name: title for name, title in before["workloads"].items() if name not in result["workloads"]}
+    told = {
+        name: before.get("earlier", {}).get(name, {key: before[key] for key in ("date", "commit")}) for name in others
+    }
+    rows = [row for row in before["rows"] if row["workload"] in others]
+    return result | {"workloads": others | result["workloads"], "rows": rows + result["rows"], "earlier": told}
 
 
 def write(result: dict[str, Any], path: Path) -> None:

@@ -120,3 +120,27 @@ def test_sweeps_and_what_was_left_out_of_them(tmp_path, monkeypatch):
         assert "- ril was left out for zipf, subscriptions 800: it would take about 0 GB" in page
         assert "800 boolean subscriptions, zipf, µs a message" in page
     assert (tmp_path / "boolean" / "subscriptions.png").stat().st_size > 0
+
+
+def test_a_sweep_keeps_workloads_that_were_measured_before_in_the_same_way(tmp_path):
+    path = tmp_path / "subscriptions.json"
+    setting = {"messages": 20, "rounds": 5, "title": "Number", "setting": "few", "x_ticks": {"1": 1}, "panels": {}}
+
+    def measured(commit, *workloads, **changed):
+        rows = [{"workload": name, "x": 1, "index": "nearcast", "us": commit} for name in workloads]
+        return (
+            PROVENANCE | setting | changed | {"commit": commit, "workloads": dict.fromkeys(workloads, ""), "rows": rows}
+        )
+
+    def kept(result):
+        content = sweeping.with_earlier(result, path)
+        path.write_text(json.dumps(content))
+        return {row["workload"]: row["us"] for row in content["rows"]}
+
+    assert kept(measured("a", "zipf", "poi")) == {"zipf": "a", "poi": "a"}
+    assert kept(measured("b", "poi")) == {"zipf": "a", "poi": "b"}
+    assert kept(measured("c", "tweets")) == {"zipf": "a", "poi": "b", "tweets": "c"}
+    told = json.loads(path.read_text())
+    assert {name: part["commit"] for name, part in told["earlier"].items()} == {"zipf": "a", "poi": "b"}
+    assert list(told["workloads"]) == ["zipf", "poi", "tweets"]
+    assert kept(measured("d", "zipf", messages=30)) == {"zipf": "d"}
