@@ -39,6 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000], help="numbers of subscriptions")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS, help="(default: all)")
+    parser.add_argument(
+        "--regions", type=float, nargs=2, default=[0.01, 1.0], metavar="PERCENT", help="the smallest and the largest"
+    )
     parser.add_argument("--messages", type=int, default=20_000, help="messages of a round (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--no-broker", action="store_true", help="measure the index alone")
@@ -70,7 +73,7 @@ def index_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
     say = progress(workload, n)
     say("making subscriptions")
     columns = Columns(workload)
-    subscriptions = columns.of_subscriptions(workload.subscriptions(n))
+    subscriptions = columns.of_subscriptions(workload.subscriptions(n, shares=shares(options)))
     say("building the index")
     build_times = []
     with one_core():
@@ -159,7 +162,8 @@ def broker_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
     say = progress(workload, n)
     say("subscribing through brokers")
     brokers = [nc.Broker(space=SPACE, vocabulary=fitted(workload), threads=threads) for threads in (1, 2)]
-    subscribe_times = subscribed(brokers, subscription_table(workload, workload.subscriptions(n)))
+    subscriptions = workload.subscriptions(n, shares=shares(options))
+    subscribe_times = subscribed(brokers, subscription_table(workload, subscriptions))
     say("publishing through brokers")
     messages = message_table(workload, workload.stream((options.rounds + 1) * options.messages))
     batches = [messages.slice(start, options.messages) for start in range(0, len(messages), options.messages)]
@@ -207,6 +211,12 @@ def single_subscriptions(workload: Workload, first: int) -> list[nc.Boolean]:
 
 
 # --- reporting
+
+
+def shares(options: Any) -> tuple[float, float]:
+    """Return the smallest and the largest share of the space that a region has."""
+    least, most = options.regions
+    return least / 100, most / 100
 
 
 def progress(workload: Workload, n: int) -> Any:
