@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -240,9 +241,8 @@ def index_table(rows: list[dict[str, Any]]) -> list[str]:
 def published(folder: Path) -> list[str]:
     """Return the sweeps beside the published algorithms."""
     lines = []
-    where = sweeps_of(folder)
     for name, what in SWEEPS.items():
-        for path in sorted((where / name).glob("*.json")):
+        for path in sorted((sweeps_of(folder) / name).glob("*.json")):
             sweep = read(path)
             messages = f" of {sweep['messages']:,} messages" if "messages" in sweep else ""
             lines += [
@@ -253,7 +253,7 @@ def published(folder: Path) -> list[str]:
                 *sweep_table(sweep),
                 "",
                 *left_out(sweep),
-                f"![{sweep['title']}]({'' if where == folder else '../'}{name}/{path.stem}.png)",
+                f"![{sweep['title']}]({os.path.relpath(path.with_suffix('.png'), folder)})",
                 "",
             ]
     return ["## Beside the papers' algorithms", "", *lines] if lines else []
@@ -358,11 +358,12 @@ def shards(folder: Path) -> list[str]:
         told = "Top-k subscriptions with a window, throughput and communication as in DSkype's Figures 21 and 22:"
         lines += [told, "", "![top-k subscriptions over the number of shards](topk-shards.png)", ""]
     where = sweeps_of(folder)
-    if (where / "partition" / "dskype.png").exists():
+    drawn = where / "partition" / "dskype.png"
+    if drawn.exists():
         lines += [
             "The same counts for all its data sets and more partitioners, windows apart:",
             "",
-            f"![DSkype]({'' if where == folder else '../'}partition/dskype.png)",
+            f"![DSkype]({os.path.relpath(drawn, folder)})",
             "",
         ]
     for name, what in (("dkm", "Nearest subscriptions as in DkM-SKS"), ("boolean", "Boolean subscriptions")):

@@ -49,7 +49,7 @@ def is_clause_true(
 
 
 @kernel
-def hits_in_spans(
+def messages_in_spans(
     positions: Any,
     points: Any,
     list_start: Any,
@@ -170,7 +170,7 @@ def boolean_changes(
                         starts,
                         stops,
                     )
-                n_hits, hits = hits_in_spans(
+                n_hits, hits = messages_in_spans(
                     positions,
                     points,
                     list_start,
@@ -292,7 +292,7 @@ def similar_candidates(
                         starts,
                         stops,
                     )
-                n_hits, hits = hits_in_spans(
+                n_hits, hits = messages_in_spans(
                     positions,
                     points,
                     list_start,
