@@ -85,11 +85,12 @@ def contest(workload: Workload, options: Any) -> dict[str, Any]:
             console.log(f"{workload.name}: {label(name)}: preparing")
             try:
                 workers[name] = Worker(name)
+                figures[name] = prepared(workers[name], subscriptions, vocabulary, rounds[0], options)
             except UnavailableError as error:
                 skipped[name] = str(error)
                 console.log(f"{workload.name}: {label(name)}: skipped, {error}")
-                continue
-            figures[name] = prepared(workers[name], subscriptions, vocabulary, rounds[0], options)
+                if name in workers:
+                    workers.pop(name).close()
         times = measured(workers, figures, rounds[1:], workload.name)
         for name, worker in workers.items():
             n = figures[name]["messages"]

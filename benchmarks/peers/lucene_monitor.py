@@ -29,6 +29,7 @@ class LuceneMonitor:
 
     version = VERSION
     terms = "words"
+    heap = "4g"
 
     def __init__(self) -> None:
         compiler = shutil.which("javac")
@@ -42,7 +43,9 @@ class LuceneMonitor:
         class_path = os.pathsep.join(map(str, [self._folder, *jars]))
         subprocess.run([compiler, "-cp", class_path, "-d", self._folder, DRIVER], check=True)
         java = Path(compiler).with_name("java")
-        command = [java, "-Xmx4g", "-cp", class_path, "Driver", self.terms, str(N_CELLS)]
+        # This collector gives up where others go on for hours with a heap that is full.
+        limits = [f"-Xmx{self.heap}", "-XX:+UseParallelGC", "-XX:+ExitOnOutOfMemoryError"]
+        command = [java, *limits, "-cp", class_path, "Driver", self.terms, str(N_CELLS)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -76,7 +79,10 @@ class LuceneMonitor:
         assert self._process.stdout is not None
         self._process.stdin.write("\t".join(command) + "\n")
         self._process.stdin.flush()
-        return float(self._process.stdout.readline())
+        told = self._process.stdout.readline().strip()
+        if not told or "OutOfMemoryError" in told:
+            raise UnavailableError(f"its process has ended, with a heap of {self.heap}: {told or 'no reason given'}")
+        return float(told)
 
     def n_bytes(self) -> int | None:
         """Return the heap in use after a collection."""
@@ -93,3 +99,4 @@ class LuceneMonitorWithCells(LuceneMonitor):
     """With terms of a keyword at a cell, by which the presearcher finds subscriptions."""
 
     terms = "cells"
+    heap = "8g"

@@ -111,6 +111,8 @@ def answer_of(peer: Peer, name: str, method: str, arguments: tuple[Any, ...]) ->
     started = time.perf_counter()
     try:
         told = getattr(peer, method)(*arguments)
+    except UnavailableError as error:
+        return error
     except Exception as error:
         return RuntimeError(f"{name}: {type(error).__name__}: {error}")
     return time.perf_counter() - started if method == "prepare" else told

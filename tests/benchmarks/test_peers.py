@@ -10,6 +10,7 @@ import nearcast as nc
 from bench_peers import check_same
 from peers import PEERS
 from peers.keys import N_CELLS, cells_of_boxes, cells_of_points, rarest_keywords
+from peers.lucene_monitor import LuceneMonitor
 from peers.protocol import BOX, Answer, UnavailableError
 from peers.worker import Worker
 
@@ -112,3 +113,18 @@ def test_a_peer_that_cannot_run_says_why(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="javac"):
         Worker("lucene")
+
+
+@pytest.mark.peers
+def test_a_peer_that_runs_out_of_memory_says_so(monkeypatch):
+    monkeypatch.setattr(LuceneMonitor, "heap", "24m")
+    vocabulary, subscriptions, _ = scenario(n_subscriptions=20_000)
+    try:
+        peer = LuceneMonitor()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    try:
+        with pytest.raises(UnavailableError, match="heap of 24m"):
+            peer.prepare(subscriptions, vocabulary)
+    finally:
+        peer.close()
