@@ -91,7 +91,7 @@ class LuceneMonitor:
     def close(self) -> None:
         """End the process."""
         self._process.terminate()
-        self._process.wait()
+        self._process.communicate()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
