@@ -41,8 +41,7 @@ FULL = {
     "gate": "gate.py",
     "index": "bench_boolean.py --sizes 1000000 5000000 20000000 --no-broker",
     "broker": "bench_boolean.py --sizes 1000000",
-    "peers": "bench_peers.py --subscriptions 1000000 --seconds 4 --messages 3000 "
-    "--workloads zipf poi tweets geonames airbnb",
+    "peers": "bench_peers.py --subscriptions 1000000 --seconds 4 --workloads zipf poi tweets geonames airbnb",
     "shards": "bench_shards.py --subscriptions 1000000 --workloads zipf poi",
     "topk-shards": "bench_topk_shards.py --subscriptions 100000 --window 15000 --workloads tweets geonames airbnb",
     "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 60",
