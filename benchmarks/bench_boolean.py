@@ -65,6 +65,12 @@ def main() -> None:
         write(options, results, first)
 
 
+def shares(options: Any) -> tuple[float, float]:
+    """Return the smallest and the largest share of the space that a region has."""
+    least, most = options.regions
+    return least / 100, most / 100
+
+
 # --- the index alone
 
 
@@ -217,12 +223,6 @@ def single_subscriptions(workload: Workload, first: int) -> list[nc.Boolean]:
 
 
 # --- reporting
-
-
-def shares(options: Any) -> tuple[float, float]:
-    """Return the smallest and the largest share of the space that a region has."""
-    least, most = options.regions
-    return least / 100, most / 100
 
 
 def progress(workload: Workload, n: int) -> Any:

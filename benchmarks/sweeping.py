@@ -80,7 +80,8 @@ def make_sweeps(
                 **{key: value for key, value in sweep._asdict().items() if key != "figures"},
                 "rows": rows_of(sweep, contests, is_on_one_core=is_on_one_core),
             }
-            write(with_earlier(result, options.out / f"{name}.json"), options.out / f"{name}.json")
+            path = options.out / f"{name}.json"
+            write(with_earlier(result, path), path)
             console.log(f"{sweep.title}: written to {options.out / name}.json and .png")
             results.append(result)
     for result in results:
