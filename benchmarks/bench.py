@@ -2,20 +2,25 @@
 
 The quick report takes about ten minutes on two cores; `--full` takes hours, and writes its sweeps where those that are
 run alone do. A part that fails is told on the page, and the run goes on; parts that were measured before stay as they
-are.
+are. After each part the page is written again, and `parts.json` says how the part was made: a run that was interrupted
+goes on with `--missing`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from provenance import commit
 from report_page import write_page
+from report_tables import PARTS, read
 
 HERE = Path(__file__).parent
 REPORT = HERE / "report"
@@ -41,20 +46,28 @@ FULL = {
     "gate": "gate.py",
     "index": "bench_boolean.py --sizes 1000000 5000000 20000000 --no-broker",
     "broker": "bench_boolean.py --sizes 1000000",
-    "peers": "bench_peers.py --subscriptions 1000000 --seconds 4 --workloads zipf poi tweets geonames airbnb",
-    "shards": "bench_shards.py --subscriptions 1000000 --workloads zipf poi",
-    "topk-shards": "bench_topk_shards.py --subscriptions 100000 --window 15000 --workloads tweets geonames airbnb",
+    "peers": "bench_peers.py --subscriptions 1000000 --seconds 4 --workloads zipf poi",
+    "peers-real": "bench_peers.py --subscriptions 200000 --seconds 2 --workloads tweets geonames airbnb",
+    "shards": "bench_shards.py --subscriptions 1000000",
+    # A message has many more results there, and each is checked for every plan.
+    "shards-real": "bench_shards.py --subscriptions 1000000 --messages 4000 --workloads poi",
+    "topk-shards": "bench_topk_shards.py --subscriptions 50000 --window 15000 --workloads tweets geonames airbnb",
     "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 60",
     "spark": "bench_spark.py --subscriptions 1000000 --messages 50000",
     "topk": "bench_feeds.py topk --workloads zipf poi tweets --before 15000 --messages 800",
     "nearest": "bench_feeds.py nearest --k 10 --workloads zipf poi tweets --before 15000 --messages 800",
+    "moves": "bench_moving.py",
     "partition": "bench_partition.py",
     "boolean": "bench_boolean_sweeps.py --full",
-    "similar": "bench_similar_sweeps.py --full",
+    "similar": "bench_similar_sweeps.py --sizes 2000000 10000000",
+    "topk-rivals": "bench_topk_sweeps.py --subscriptions 5000 --window 5000 --sizes 2500 5000 10000 20000 "
+    "--windows 2500 5000 10000 20000 --messages 250",
     "topk-scale": "bench_topk_scale.py --full",
-    "moving": "bench_moving_sweeps.py",
+    "moving": "bench_moving_sweeps.py --sizes 500000 1000000 2000000",
+    "nearest-scale": "bench_feeds.py nearest --k 10 --k-drawn --size 10000000 --before 1000000 --messages 1000 "
+    "--rounds 10 --churn 100",
 }
-FOLDERS = ("partition", "boolean", "similar", "topk-scale", "moving")
+FOLDERS = ("partition", "boolean", "similar", "topk-rivals", "topk-scale", "moving")
 
 
 def main() -> None:
@@ -62,24 +75,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="as many subscriptions as the papers have; takes hours")
     parser.add_argument("--parts", nargs="+", default=list(FULL), choices=FULL, help="(default: all)")
+    parser.add_argument("--missing", action="store_true", help="leave out parts that the same command has measured")
     parser.add_argument("--out", type=Path, help="folder for the page (default: report/quick, with --full report/full)")
     options = parser.parse_args()
     out = options.out or REPORT / ("full" if options.full else "quick")
     out.mkdir(parents=True, exist_ok=True)
+    measured: dict[str, Any] = read(out / PARTS) or {}
     failures: dict[str, str] = {}
     for name, command in (FULL if options.full else QUICK).items():
         if name not in options.parts:
+            continue
+        if options.missing and measured.get(name, {}).get("command") == command:
+            log(f"{name}: measured on {measured[name]['date']}")
             continue
         log(f"{name}: {command}")
         script, *arguments = command.split()
         where = ["--json", out / f"{name}.json"]
         if name in FOLDERS:
             where = ["--out", (REPORT if options.full and options.out is None else out) / name]
-        started = time.perf_counter()
-        done = subprocess.run([sys.executable, HERE / script, *arguments, *where], stdout=subprocess.DEVNULL)
-        log(f"{name}: {'done' if done.returncode == 0 else 'failed'} after {time.perf_counter() - started:,.0f} s")
+        at, started = commit(), time.perf_counter()
+        try:
+            done = subprocess.run([sys.executable, HERE / script, *arguments, *where], stdout=subprocess.DEVNULL)
+        except KeyboardInterrupt:
+            raise SystemExit(f"interrupted in {name}; --missing goes on from there") from None
+        taken = time.perf_counter() - started
+        log(f"{name}: {'done' if done.returncode == 0 else 'failed'} after {taken:,.0f} s")
         if done.returncode:
             failures[name] = f"`{command}` ended with {done.returncode}"
+        else:
+            date = time.strftime("%Y-%m-%d", time.gmtime())
+            measured[name] = {"command": command, "seconds": round(taken), "date": date, "commit": at}
+            (out / PARTS).write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        write_page(out, failures)
     page = write_page(out, failures)
     log(f"the page is {page}")
     if failures:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nearcast as nc
+from provenance import provenance
 from road_network import Network, Objects, advance, network, objects, points_of
 from sweeping import console
 from timing import seconds, spread
@@ -46,9 +46,8 @@ def main() -> None:
         results[name] = figures_of(World(roads, words, options), options)
         print_table(name, results[name], options)
     if options.json:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(machine | vars(options) | {"results": results}, file, indent=1)
+        content = provenance(options) | {"results": results}
+        Path(options.json).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,13 +1,13 @@
 """The sweeps of the AP+-Tree paper for subscribers who move, beside a grid with ranked lists, as plots.
 
-Ours is the whole call `move(table)` of a broker with one thread; SS-Index and KK-Index (published/moving.py) are timed
-without the reading of tables. All must find the same number of changes.
+Ours is timed twice: as the whole call `move(table)` of a broker with one thread, and without its tables: finding the
+differences and keeping the index. The latter is what SS-Index and KK-Index (published/moving.py) are timed for. All
+must find the same number of changes.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,17 @@ import nearcast as nc
 from bench_moving import N_ACTIVE_TIMESTAMPS, SPACE, TIMESTAMP, World, network, parser, posts
 from nearcast.columns import MessageColumns
 from nearcast.results.active import ActiveMessages
+from provenance import provenance
 from published.moving import N_CELLS, Grid, MovingIndex
-from sweeping import console, print_tables, write
+from sweeping import console, print_tables, with_earlier, write
 from timing import one_core, seconds, spread
 
 GRID = Grid(SPACE.min_x, (SPACE.max_x - SPACE.min_x) / N_CELLS)
+WITHOUT_TABLES = "nearcast without tables"
 BASELINES = {"ss-index": False, "kk-index": True}
-MILLIONS = (0.5, 1.0, 1.5, 2.0, 2.5)
 
 
-def sweeps_of(n: int) -> dict[str, tuple[str, str, dict[str, float], str]]:
+def sweeps_of(sizes: list[int]) -> dict[str, tuple[str, str, dict[str, float], str]]:
     """Return for each sweep its title, the option it varies, the values by their labels, and the scale."""
     return {
         "mobility": (
@@ -47,7 +48,7 @@ def sweeps_of(n: int) -> dict[str, tuple[str, str, dict[str, float], str]]:
         "subscriptions": (
             "Subscriptions and active messages",
             "size",
-            {f"{int(share * n):,}": share * n for share in MILLIONS},
+            {f"{size:,}": size for size in sizes},
             "linear",
         ),
     }
@@ -61,7 +62,7 @@ def main() -> None:
     roads = {name: network(name) for name in options.networks}
     if words is None or not all(roads.values()):
         raise SystemExit("the road networks and newsgroups are not here; set NEARCAST_DATA to the folder that has them")
-    for name, (title, what, values, scale) in sweeps_of(options.size).items():
+    for name, (title, what, values, scale) in sweeps_of(options.sizes or several(options.size)).items():
         if name not in options.sweeps:
             continue
         rows = []
@@ -74,12 +75,10 @@ def main() -> None:
         n = options.size
         setting = "" if what == "size" else f"{n:,} subscriptions and active messages;\n"
         result = {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cores": 1,
+            **provenance(options),
             "rounds": options.rounds,
             "title": f"{title}: moving, with the differences",
-            "setting": f"{setting}else 20 % move, squares of 0.01 %, medium velocity",
+            "setting": f"{setting}else 20 % move, squares of 0.01 %, medium velocity; one core",
             "x_label": title.lower(),
             "x_scale": scale,
             "x_ticks": values,
@@ -87,21 +86,28 @@ def main() -> None:
             "workloads": {name: f"{name}, words of newsgroups" for name in roads},
             "rows": rows,
         }
-        write(result, options.out / f"{name}.json")
+        path = options.out / f"{name}.json"
+        write(with_earlier(result, path), path)
         print_tables(result)
 
 
 def arguments() -> Any:
     """Return the options of the command."""
     result = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = list(sweeps_of(1))
+    names = list(sweeps_of([]))
     result.add_argument("--sweeps", nargs="+", default=names, choices=names, help="(default: all)")
     result.add_argument("--networks", nargs="+", default=["oldenburg", "sanjoaquin"], help="(default: both)")
     result.add_argument("--size", type=int, default=100_000, help="the paper's: 1000000 (default %(default)s)")
-    result.add_argument("--rounds", type=int, default=3, help="(default %(default)s)")
+    result.add_argument("--sizes", type=int, nargs="+", help="of the last sweep (default: 0.5 to 2.5 times that)")
+    result.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
     folder = Path(__file__).parent / "report" / "moving"
     result.add_argument("--out", type=Path, default=folder, help="folder for pictures and data")
     return result.parse_args()
+
+
+def several(n: int) -> list[int]:
+    """Return the sizes of the paper for its usual number."""
+    return [n * halves // 2 for halves in range(1, 6)]
 
 
 def settings(options: Any, what: str, value: float) -> Any:
@@ -110,7 +116,7 @@ def settings(options: Any, what: str, value: float) -> Any:
     given.subscriptions = given.active = options.size
     given.timestamps = options.rounds
     if what == "size":
-        given.subscriptions = given.active = int(value)
+        given.subscriptions = given.active = value
     else:
         setattr(given, what, value)
     return given
@@ -128,11 +134,13 @@ def figures_of(world_of: Callable[[Any], World], options: Any) -> dict[str, dict
     frequencies = np.zeros(len(vocabulary))
     known = vocabulary.document_frequencies()
     frequencies[: known.size] = known
+    inner: list[float] = []
+    broker._moves.move = timed(broker._moves.move, inner)
     others = {
         name: MovingIndex(broker._book.columns, frequencies, GRID, is_word_first=is_word_first)
         for name, is_word_first in BASELINES.items()
     }
-    times: dict[str, list[float]] = {name: [] for name in ("nearcast", *others)}
+    times: dict[str, list[float]] = {name: [] for name in ("nearcast", WITHOUT_TABLES, *others)}
     read: dict[str, list[float]] = {name: [] for name in others}
     for timestamp in range(options.timestamps + 1):
         positions = world.positions(options.mobility, timestamp)
@@ -142,6 +150,7 @@ def figures_of(world_of: Callable[[Any], World], options: Any) -> dict[str, dict
         messages = active_columns(broker._active)
         answers: list[pa.Table] = []
         taken = {"nearcast": seconds(lambda p=positions, into=answers: into.append(broker.move(p)))}
+        taken[WITHOUT_TABLES] = inner[-1]
         slots = broker._book.slots_of(positions["id"].to_pylist())
         boxes = broker._book.columns.numbers[slots]
         for name, index in others.items():
@@ -159,6 +168,17 @@ def figures_of(world_of: Callable[[Any], World], options: Any) -> dict[str, dict
         name: {"time": spread(values)._asdict(), "read": float(np.mean(read[name])) if name in read else None}
         for name, values in times.items()
     }
+
+
+def timed(call: Callable[[Any], Any], times: list[float]) -> Callable[[Any], Any]:
+    """Return a call that also notes how long it takes."""
+
+    def noted(given: Any) -> Any:
+        answers: list[Any] = []
+        times.append(seconds(lambda: answers.append(call(given))))
+        return answers[0]
+
+    return noted
 
 
 def active_columns(active: ActiveMessages) -> MessageColumns:

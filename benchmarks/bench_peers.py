@@ -8,9 +8,9 @@ answers in a few seconds; its pairs must be those of Nearcast, or the run stops.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from peers import PEERS, label
 from peers.keys import rarest_keywords
 from peers.protocol import Answer, UnavailableError
 from peers.worker import Worker
-from provenance import provenance
+from provenance import write_results
 from sweeping import cell_text, console, those_here
 from timing import spread
 from workloads import BOOLEAN_WORKLOADS, Workload
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of a peer's turn, about (default %(default)s)")
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS, help="(default: all)")
     parser.add_argument("--workloads", nargs="+", default=["zipf", "poi"], choices=BOOLEAN_WORKLOADS)
-    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         # Before any peer is started: its threads and processes stay on this core too.
@@ -62,9 +62,8 @@ def main() -> None:
         result = contest(workload, options)
         print_table(result)
         results.append(result)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(provenance(options) | {"results": results}, file, indent=1, ensure_ascii=False)
+        if options.json:
+            write_results(options.json, options, results)
 
 
 def contest(workload: Workload, options: Any) -> dict[str, Any]:

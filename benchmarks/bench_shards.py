@@ -9,7 +9,6 @@ turns in each round, and all must have the matches that one index has.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
 from nearcast.results.window import taken_messages
 from plots import label_powers
-from provenance import provenance
+from provenance import read_results, write_results
 from sweeping import console, those_here
 from timing import cpu_seconds, one_core, spread
 from workloads import BOOLEAN_WORKLOADS, Workload
@@ -57,17 +56,16 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="+", default=list(SHARDS), help="(default: 1 to 32)")
     parser.add_argument("--partitioners", nargs="+", default=list(PARTITIONERS), choices=PARTITIONERS)
     parser.add_argument("--workloads", nargs="+", default=["zipf"], choices=BOOLEAN_WORKLOADS)
-    parser.add_argument("--json", metavar="FILE", help="also write the figures here, and a picture beside")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here, and a picture beside")
     options = parser.parse_args()
     results = []
     for workload in those_here(options.workloads, BOOLEAN_WORKLOADS):
         results.append(workload_figures(workload, options))
         print_table(results[-1])
+        if options.json:
+            write_results(options.json, options, results)
     if options.json:
-        path = Path(options.json)
-        content = provenance(options) | {"results": results}
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        draw(results, path.with_suffix(".png"))
+        draw(read_results(options.json), options.json.with_suffix(".png"))
 
 
 class Shard(NamedTuple):

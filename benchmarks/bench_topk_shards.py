@@ -10,7 +10,6 @@ that one broker has.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from inputs import SPACE, Columns, fitted, message_table
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
-from provenance import provenance
+from provenance import read_results, write_results
 from sweeping import console, those_here
 from timing import cpu_seconds, one_core, spread
 from workloads import BOOLEAN_WORKLOADS, Workload
@@ -46,16 +45,16 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 4, 8, 16, 32], help="(default: 1 and 4 to 32)")
     parser.add_argument("--partitioners", nargs="+", default=list(DSKYPE), choices=PARTITIONERS)
     parser.add_argument("--workloads", nargs="+", default=["tweets"], choices=BOOLEAN_WORKLOADS)
-    parser.add_argument("--json", metavar="FILE", help="also write the figures here, and a picture beside")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here, and a picture beside")
     options = parser.parse_args()
     results = []
     for workload in those_here(options.workloads, BOOLEAN_WORKLOADS):
         results.append(workload_figures(workload, options))
         print_table(results[-1])
+        if options.json:
+            write_results(options.json, options, results)
     if options.json:
-        path = Path(options.json)
-        path.write_text(json.dumps(provenance(options) | {"results": results}, indent=1) + "\n", encoding="utf-8")
-        draw(results, path.with_suffix(".png"))
+        draw(read_results(options.json), options.json.with_suffix(".png"))
 
 
 def workload_figures(workload: Workload, options: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from sweeping import Sweep, console, make_sweeps, sweep_parser, those_here
 from topk_contest import Setting, TopkContest
 from workloads import TOPK_WORKLOADS
 
-REPORT = Path(__file__).parent / "report" / "topk"
+REPORT = Path(__file__).parent / "report" / "topk-rivals"
 PANELS = {
     "expiry_us": "expiry (EMP),\nµs a message",
     "evaluated": "evaluations,\n1,000 expired messages",

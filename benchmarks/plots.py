@@ -19,6 +19,13 @@ MIN_SPAN = 5
 # Colours that stay apart for those who see fewer (Okabe and Ito), and a marker for each where there are none.
 STYLES = {
     "nearcast": {"label": "Nearcast", "color": "#D55E00", "marker": "o", "linewidth": 2.2, "zorder": 3},
+    "nearcast without tables": {
+        "label": "Nearcast without tables",
+        "color": "#D55E00",
+        "marker": "o",
+        "linestyle": ":",
+        "zorder": 3,
+    },
     "ap-tree": {"label": "AP-Tree", "color": "#0072B2", "marker": "s"},
     "rq-tree": {"label": "RQ-Tree", "color": "#009E73", "marker": "^"},
     "iq-tree": {"label": "IQ-Tree", "color": "#CC79A7", "marker": "v", "linestyle": "--"},

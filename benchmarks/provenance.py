@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -34,6 +35,30 @@ def provenance(options: Any = None) -> dict[str, Any]:
         if options
         else {},
     }
+
+
+def write_results(path: Path, options: Any, results: list[dict[str, Any]]) -> None:
+    """Write the results of some workloads; those of others stay, if this machine has measured them.
+
+    Each result tells when it was measured, with which commit and with which options.
+    """
+    told = provenance(options)
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept = before["results"] if before.get("machine") == told["machine"] else []
+    merged = {result["workload"]: when(before) | result for result in kept}
+    merged |= {result["workload"]: when(told) | result for result in results}
+    content = told | {"results": list(merged.values())}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Return the results of all workloads that were written."""
+    return json.loads(path.read_text(encoding="utf-8"))["results"]
+
+
+def when(told: dict[str, Any]) -> dict[str, Any]:
+    """Return what may differ between figures that one machine measured one after another."""
+    return {key: told[key] for key in ("date", "commit", "options")}
 
 
 def commit() -> str:

@@ -113,7 +113,7 @@ def with_earlier(result: dict[str, Any], path: Path) -> dict[str, Any]:
     """
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     same = ("messages", "rounds", "title", "setting", "x_ticks", "panels", "machine")
-    if any(before.get(key) != result[key] for key in same):
+    if any(before.get(key) != result.get(key) for key in same):
         return result
     others = {name: title for name, title in before["workloads"].items() if name not in result["workloads"]}
     told = {

@@ -27,3 +27,8 @@ def started_peer(name: str) -> Peer:
 def label(name: str) -> str:
     """Return what a report calls a peer."""
     return PEERS[name][2]
+
+
+def short_label(name: str) -> str:
+    """Return the same in few words."""
+    return "Lucene Monitor with cells" if name == "lucene-cells" else label(name).partition(",")[0]

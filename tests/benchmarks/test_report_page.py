@@ -4,11 +4,13 @@ import json
 
 import pytest
 
+import bench
 import bench_boolean_sweeps
 import contest
 import sweeping
+from provenance import write_results
 from published import BOOLEAN_INDEXES
-from report_page import BEGIN, END, write_page, write_readme
+from report_page import marks, write_page, write_readme
 from workloads import zipf
 
 RATE = {"median": 1000.0, "low": 900.0, "high": 1100.0}
@@ -51,19 +53,20 @@ def test_peers_and_those_that_were_skipped(tmp_path):
     (tmp_path / "peers.json").write_text(json.dumps(PROVENANCE | {"results": [result]}))
     page = write_page(tmp_path).read_text()
     assert "a processor, 2 cores" in page
-    assert "commit abc1234" in page
+    assert "| [peers.json](peers.json) | zipf | abc1234 | 2026-01-02 |" in page
     assert "**tweets was not here**" in page
     assert "| DuckDB, join on (cell, rarest keyword) (1.2) | 1,000 (900 to 1,100) | 5.00 times | 5.40 |" in page
     assert "PostGIS, GiST over (rarest keyword, box) was skipped: no server is here" in page
     assert (tmp_path / "peers.png").stat().st_size > 0
 
     readme = tmp_path / "FRONT.md"
-    readme.write_text(f"# Front\n{BEGIN}\nold\n{END}\nrest\n")
+    begin, end = marks(tmp_path)
+    readme.write_text(f"# Front\n{begin}\nold\n{end}\nrest\n")
     write_readme(tmp_path, readme)
-    first, table, rest = readme.read_text().partition("**5,000**; DuckDB, join on (cell, rarest keyword) 1,000 |\n")
-    assert first.startswith(f"# Front\n{BEGIN}\n|")
+    first, table, rest = readme.read_text().partition("| **5,000** | DuckDB 1,000 |\n")
+    assert first.startswith(f"# Front\n{begin}\n|")
     assert table
-    assert rest == f"{END}\nrest\n"
+    assert rest == f"{end}\nrest\n"
     readme.write_text("# Front\n")
     with pytest.raises(SystemExit, match="has no"):
         write_readme(tmp_path, readme)
@@ -118,7 +121,7 @@ def test_sweeps_and_what_was_left_out_of_them(tmp_path, monkeypatch):
         page = write_page(folder).read_text()
         assert f"![Number of subscriptions]({link}/subscriptions.png)" in page
         assert "- ril was left out for zipf, subscriptions 800: it would take about 0 GB" in page
-        assert "800 boolean subscriptions, zipf, µs a message" in page
+        assert "| 800 boolean subscriptions, zipf | µs a message, one core |" in page
     assert (tmp_path / "boolean" / "subscriptions.png").stat().st_size > 0
 
 
@@ -144,3 +147,55 @@ def test_a_sweep_keeps_workloads_that_were_measured_before_in_the_same_way(tmp_p
     assert {name: part["commit"] for name, part in told["earlier"].items()} == {"zipf": "a", "poi": "b"}
     assert list(told["workloads"]) == ["zipf", "poi", "tweets"]
     assert kept(measured("d", "zipf", messages=30)) == {"zipf": "d"}
+
+
+def test_results_of_other_workloads_stay_if_the_same_machine_measured_them(tmp_path, monkeypatch):
+    path = tmp_path / "peers.json"
+
+    def measured(commit, machine="a", **results):
+        told = PROVENANCE | {"commit": commit, "machine": machine}
+        monkeypatch.setattr("provenance.provenance", lambda _: told)
+        write_results(path, None, [{"workload": name, "figure": value} for name, value in results.items()])
+        return [(r["workload"], r["figure"], r["commit"]) for r in json.loads(path.read_text())["results"]]
+
+    assert measured("c1", zipf=1, poi=1) == [("zipf", 1, "c1"), ("poi", 1, "c1")]
+    assert measured("c2", zipf=2) == [("zipf", 2, "c2"), ("poi", 1, "c1")]
+    assert measured("c3", tweets=3) == [("zipf", 2, "c2"), ("poi", 1, "c1"), ("tweets", 3, "c3")]
+    assert measured("c4", machine="b", poi=4) == [("poi", 4, "c4")]
+
+
+def test_feeds_and_moves_beside_what_the_papers_tell(tmp_path):
+    feeds = {"kind": "nearest", "subscriptions": 1000, "k": 10, "k_drawn": True, "before": 50, "threads": 2}
+    content = PROVENANCE | feeds | {"results": {"zipf": {"messages/s": RATE, "changes a message": 3.0}}}
+    (tmp_path / "nearest-scale.json").write_text(json.dumps(content))
+    options = {"subscriptions": 2000, "active": 300, "mobility": 0.2, "threads": 2}
+    content = PROVENANCE | {"options": options, "results": {"oldenburg": {"a timestamp, s": 4.25}}}
+    (tmp_path / "moves.json").write_text(json.dumps(content))
+    page = write_page(tmp_path).read_text()
+    assert "| 1,000 nearest subscriptions, zipf | messages/s | **1,000 (900 to 1,100)** | DkM-SKS" in page
+    assert "| 1,000 nearest subscriptions, k up to 10, 50 messages before, 2 threads | zipf |" in page
+    assert "oldenburg: 20% move, 30 messages come | s for all that | **4.25** | a timestamp of AP+-Tree's" in page
+    assert "| a timestamp, s | 4.25 |" in page
+
+
+def test_parts_that_are_missing_and_those_that_fail(tmp_path, monkeypatch):
+    scripts, out = tmp_path / "scripts", tmp_path / "report"
+    scripts.mkdir()
+    (scripts / "good.py").write_text("import sys\nopen(sys.argv[-1], 'a').write('{}')")
+    (scripts / "bad.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(bench, "HERE", scripts)
+    monkeypatch.setattr(bench, "QUICK", {"gate": "good.py", "index": "bad.py"})
+
+    def gate_of_a_run(*arguments):
+        monkeypatch.setattr("sys.argv", ["bench.py", "--out", str(out), *arguments])
+        with pytest.raises(SystemExit, match="parts that failed: index"):
+            bench.main()
+        return (out / "gate.json").read_text()
+
+    assert gate_of_a_run() == "{}"
+    assert "**index was not measured**: `bad.py` ended with 3" in (out / "README.md").read_text()
+    assert gate_of_a_run("--missing") == "{}"
+    monkeypatch.setattr(bench, "QUICK", {"gate": "good.py --more", "index": "bad.py"})
+    (out / "gate.json").unlink()
+    assert gate_of_a_run("--missing") == "{}"
+    assert json.loads((out / "parts.json").read_text())["gate"]["command"] == "good.py --more"
