@@ -9,7 +9,7 @@ goes on with `--missing`.
 from __future__ import annotations
 
 import argparse
-import json
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from provenance import commit
+from provenance import commit, write_json
 from report_page import write_page
 from report_tables import PARTS, read
 
@@ -46,13 +46,13 @@ FULL = {
     "gate": "gate.py",
     "index": "bench_boolean.py --sizes 1000000 5000000 20000000 --no-broker",
     "broker": "bench_boolean.py --sizes 1000000",
-    "peers": "bench_peers.py --subscriptions 1000000 --seconds 4 --workloads zipf poi",
+    "peers": "bench_peers.py --subscriptions 1000000 --messages 20000 --seconds 4 --workloads zipf poi",
     "peers-real": "bench_peers.py --subscriptions 200000 --seconds 2 --workloads tweets geonames airbnb",
     "shards": "bench_shards.py --subscriptions 1000000",
     # A message has many more results there, and each is checked for every plan.
     "shards-real": "bench_shards.py --subscriptions 1000000 --messages 4000 --workloads poi",
     "topk-shards": "bench_topk_shards.py --subscriptions 50000 --window 15000 --workloads tweets geonames airbnb",
-    "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 60",
+    "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 100",
     "spark": "bench_spark.py --subscriptions 1000000 --messages 50000",
     "topk": "bench_feeds.py topk --workloads zipf poi tweets --before 15000 --messages 800",
     "nearest": "bench_feeds.py nearest --k 10 --workloads zipf poi tweets --before 15000 --messages 800",
@@ -63,28 +63,33 @@ FULL = {
     "topk-rivals": "bench_topk_sweeps.py --subscriptions 5000 --window 5000 --sizes 2500 5000 10000 20000 "
     "--windows 2500 5000 10000 20000 --messages 250",
     "topk-scale": "bench_topk_scale.py --full",
+    "topk-scale-real": "bench_topk_scale.py --workloads mixed poi airbnb --sweeps results subscriptions "
+    "--sizes 50000 100000 200000",
     "moving": "bench_moving_sweeps.py --sizes 500000 1000000 2000000",
     "nearest-scale": "bench_feeds.py nearest --k 10 --k-drawn --size 10000000 --before 1000000 --messages 1000 "
     "--rounds 10 --churn 100",
 }
-FOLDERS = ("partition", "boolean", "similar", "topk-rivals", "topk-scale", "moving")
+FOLDERS = ("partition", "boolean", "similar", "topk-rivals", "topk-scale", "topk-scale-real", "moving")
 
 
 def main() -> None:
     """Run the parts, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="as many subscriptions as the papers have; takes hours")
-    parser.add_argument("--parts", nargs="+", default=list(FULL), choices=FULL, help="(default: all)")
+    parser.add_argument("--parts", nargs="+", choices=FULL, help="(default: all)")
     parser.add_argument("--missing", action="store_true", help="leave out parts that the same command has measured")
     parser.add_argument("--out", type=Path, help="folder for the page (default: report/quick, with --full report/full)")
     options = parser.parse_args()
+    commands = FULL if options.full else QUICK
+    unknown = [name for name in options.parts or () if name not in commands]
+    if unknown:
+        parser.error(f"only the full report has {', '.join(unknown)}")
     out = options.out or REPORT / ("full" if options.full else "quick")
     out.mkdir(parents=True, exist_ok=True)
     measured: dict[str, Any] = read(out / PARTS) or {}
     failures: dict[str, str] = {}
-    for name, command in (FULL if options.full else QUICK).items():
-        if name not in options.parts:
-            continue
+    for name in options.parts or commands:
+        command = commands[name]
         if options.missing and measured.get(name, {}).get("command") == command:
             log(f"{name}: measured on {measured[name]['date']}")
             continue
@@ -95,22 +100,34 @@ def main() -> None:
             where = ["--out", (REPORT if options.full and options.out is None else out) / name]
         at, started = commit(), time.perf_counter()
         try:
-            done = subprocess.run([sys.executable, HERE / script, *arguments, *where], stdout=subprocess.DEVNULL)
+            code = exit_code([sys.executable, HERE / script, *arguments, *where])
         except KeyboardInterrupt:
             raise SystemExit(f"interrupted in {name}; --missing goes on from there") from None
         taken = time.perf_counter() - started
-        log(f"{name}: {'done' if done.returncode == 0 else 'failed'} after {taken:,.0f} s")
-        if done.returncode:
-            failures[name] = f"`{command}` ended with {done.returncode}"
+        log(f"{name}: {'failed' if code else 'done'} after {taken:,.0f} s")
+        if code:
+            failures[name] = f"`{command}` ended with {code}"
         else:
             date = time.strftime("%Y-%m-%d", time.gmtime())
             measured[name] = {"command": command, "seconds": round(taken), "date": date, "commit": at}
-            (out / PARTS).write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+            write_json(out / PARTS, measured)
         write_page(out, failures)
     page = write_page(out, failures)
     log(f"the page is {page}")
     if failures:
         raise SystemExit(f"parts that failed: {', '.join(failures)}")
+
+
+def exit_code(command: list[Any]) -> int:
+    """Run a command; one that is interrupted has the time to end what it has started."""
+    # In a group of its own, so that an interruption reaches it once, from here.
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, process_group=0)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
 
 
 if __name__ == "__main__":

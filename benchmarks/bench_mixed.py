@@ -30,7 +30,7 @@ from bench_spark import MASTER, MESSAGES, Bench, arrive
 from inputs import SPACE, subscription_table, word_lists
 from nearcast.spark import session, stream
 from provenance import provenance
-from timing import Figure, spread
+from timing import Figure, slowest, spread
 from workloads import Workload, zipf
 
 CHANGES = (
@@ -203,7 +203,7 @@ def mixed_figures(bench: Bench, folder: Path) -> list[Figure]:
         Figure("... changes a message", [metrics["deliveries"] / n for _, metrics in timed], 1),
         Figure("... slowest shard over the mean", [metrics["balance"] for _, metrics in timed], 2),
         Figure("at half of that: ms until delivered, median", [float(np.median(taken))]),
-        Figure("at half of that: ms until delivered, 99 % are below", [float(np.percentile(taken, 99))]),
+        slowest("at half of that: ms until delivered", taken),
         Figure("state, bytes a subscription", [last["state_bytes"] / n_subscriptions]),
         Figure("state, MB", [last["state_bytes"] / 1e6], 1),
         Figure("memory of the largest worker, MB", [last["worker_bytes"] / 1e6]),

@@ -82,7 +82,7 @@ def main() -> None:
             "x_label": title.lower(),
             "x_scale": scale,
             "x_ticks": values,
-            "panels": {"time": "µs a move", "read": "messages looked at\na move"},
+            "panels": {"time": "µs a move", "changes": "changes a move", "read": "messages looked at\na move"},
             "workloads": {name: f"{name}, words of newsgroups" for name in roads},
             "rows": rows,
         }
@@ -142,6 +142,7 @@ def figures_of(world_of: Callable[[Any], World], options: Any) -> dict[str, dict
     }
     times: dict[str, list[float]] = {name: [] for name in ("nearcast", WITHOUT_TABLES, *others)}
     read: dict[str, list[float]] = {name: [] for name in others}
+    n_changes: list[float] = []
     for timestamp in range(options.timestamps + 1):
         positions = world.positions(options.mobility, timestamp)
         # What has expired is looked at by none.
@@ -160,12 +161,17 @@ def figures_of(world_of: Callable[[Any], World], options: Any) -> dict[str, dict
             if found[0][0] != answers[0].num_rows:
                 raise RuntimeError(f"{name} finds {found[0][0]:,} changes; there are {answers[0].num_rows:,}")
             read[name].append(found[0][1] / positions.num_rows)
+        n_changes.append(answers[0].num_rows / positions.num_rows)
         broker.publish_batch(world.messages(n_new, timestamp))
         # The first timestamp compiles what is not compiled yet.
         for name, time in taken.items() if timestamp > 0 else ():
             times[name].append(1e6 * time / positions.num_rows)
     return {
-        name: {"time": spread(values)._asdict(), "read": float(np.mean(read[name])) if name in read else None}
+        name: {
+            "time": spread(values)._asdict(),
+            "changes": float(np.mean(n_changes[1:])),
+            "read": float(np.mean(read[name])) if name in read else None,
+        }
         for name, values in times.items()
     }
 

@@ -8,6 +8,7 @@ answers in a few seconds; its pairs must be those of Nearcast, or the run stops.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,6 +32,7 @@ from workloads import BOOLEAN_WORKLOADS, Workload
 
 OURS = "nearcast"
 FIRST = 50
+MOST_WARM_UPS = 12
 COLUMNS = {
     "per_second": "messages/s",
     "us": "µs a message",
@@ -73,8 +75,10 @@ def contest(workload: Workload, options: Any) -> dict[str, Any]:
     table = subscription_table(workload, workload.subscriptions(options.subscriptions)).drop_columns(["kind"])
     rarest = rarest_keywords(table["keywords"].combine_chunks(), vocabulary)
     subscriptions = table.append_column("rarest", rarest)
-    stream = message_table(workload, workload.stream((options.rounds + 1) * options.messages))
-    rounds = [stream.slice(start, options.messages) for start in range(0, len(stream), options.messages)]
+    n_rounds = options.rounds + 1
+    n_messages = options.messages if workload.most is None else min(options.messages, workload.most // n_rounds)
+    stream = message_table(workload, workload.stream(n_rounds * n_messages))
+    rounds = [stream.slice(start, n_messages) for start in range(0, len(stream), n_messages)]
     rehearse(subscriptions.slice(0, options.subscriptions // 10), vocabulary, rounds)
     skipped: dict[str, str] = {}
     workers: dict[str, Worker] = {}
@@ -82,20 +86,20 @@ def contest(workload: Workload, options: Any) -> dict[str, Any]:
     try:
         for name in dict.fromkeys([OURS, *options.peers]):
             console.log(f"{workload.name}: {label(name)}: preparing")
+            # No more than ours has, or the others could not be held against it.
+            some = rounds[0].slice(0, figures[OURS]["messages"] if OURS in figures else n_messages)
             try:
                 workers[name] = Worker(name)
-                figures[name] = prepared(workers[name], subscriptions, vocabulary, rounds[0], options)
+                figures[name] = prepared(workers[name], subscriptions, vocabulary, some, options)
             except UnavailableError as error:
-                skipped[name] = str(error)
-                console.log(f"{workload.name}: {label(name)}: skipped, {error}")
-                if name in workers:
-                    workers.pop(name).close()
-        times = measured(workers, figures, rounds[1:], workload.name)
+                skip(name, str(error), workers, skipped)
+        times = measured(workers, figures, rounds[1:], workload.name, skipped)
         for name, worker in workers.items():
             n = figures[name]["messages"]
             figures[name] |= {
                 "us": spread([1e6 * taken / n for taken in times[name]])._asdict(),
                 "per_second": spread([n / taken for taken in times[name]])._asdict(),
+                "seconds": times[name],
                 "peak_mb": worker.peak() / 1e6,
             }
     finally:
@@ -106,9 +110,19 @@ def contest(workload: Workload, options: Any) -> dict[str, Any]:
         "title": workload.title,
         "subscriptions": options.subscriptions,
         "rounds": options.rounds,
-        "peers": figures,
+        "peers": {name: figures[name] for name in workers},
         "skipped": skipped,
     }
+
+
+def skip(name: str, reason: str, workers: dict[str, Worker], skipped: dict[str, str]) -> None:
+    """Leave a peer out from now on, and say why; without ours there is nothing to compare with."""
+    if name == OURS:
+        raise RuntimeError(f"{label(name)}: {reason}")
+    skipped[name] = reason
+    console.log(f"{label(name)}: skipped, {reason}")
+    if name in workers:
+        workers.pop(name).close()
 
 
 def rehearse(subscriptions: pa.Table, vocabulary: nc.Vocabulary, rounds: Iterable[pa.Table]) -> None:
@@ -136,6 +150,13 @@ def prepared(
         if n_messages == messages.num_rows or not is_quick:
             break
         n_messages = min(4 * n_messages, messages.num_rows)
+    some, before = messages.slice(0, n_messages), math.inf
+    for _ in range(MOST_WARM_UPS):
+        # Java compiles what it does often, so it goes on until it is no longer faster than before.
+        taken = worker.answers(some).seconds
+        if taken > 0.9 * before:
+            break
+        before = taken
     return {
         "version": worker.version,
         "prepare_s": seconds,
@@ -146,17 +167,28 @@ def prepared(
 
 
 def measured(
-    workers: dict[str, Worker], figures: dict[str, dict[str, Any]], rounds: Iterable[pa.Table], what: str
+    workers: dict[str, Worker],
+    figures: dict[str, dict[str, Any]],
+    rounds: Iterable[pa.Table],
+    what: str,
+    skipped: dict[str, str],
 ) -> dict[str, list[float]]:
-    """Return the seconds of each peer in each round; note how many results a message has; raise if answers differ."""
+    """Return the seconds of each peer in each round; note how many results a message has; raise if answers differ.
+
+    A peer that fails in a round is left out, and `skipped` says why.
+    """
     times: dict[str, list[float]] = {name: [] for name in workers}
     n_results = dict.fromkeys(workers, 0)
     for number, messages in enumerate(rounds, 1):
         console.log(f"{what}: round {number}")
         expected = None
-        for name, worker in workers.items():
+        for name, worker in list(workers.items()):
             some = messages.slice(0, figures[name]["messages"])
-            answer = worker.answers(some)
+            try:
+                answer = worker.answers(some)
+            except UnavailableError as error:
+                skip(name, f"in round {number}, {error}", workers, skipped)
+                continue
             times[name].append(answer.seconds)
             n_results[name] += len(answer.messages)
             expected = answer if expected is None else expected

@@ -21,6 +21,7 @@ PANELS = {
     "arrival_us": "arrival (AMP),\nµs a message",
     "entries": "entries of a buffer",
     "candidates": "subscriptions scored,\na message",
+    "changes": "changes of results,\na message",
 }
 
 

@@ -24,6 +24,7 @@ from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
+from provenance import provenance, write_json
 from workloads import Interests, Squares, Workload, zipf
 
 BASELINE = Path(__file__).parent / "baseline.json"
@@ -46,9 +47,9 @@ def main() -> None:
     options = parser.parse_args()
     now = counts()
     if options.json:
-        written(Path(options.json), now)
+        write_json(Path(options.json), provenance() | {"counts": now})
     if options.update:
-        written(options.baseline, now)
+        write_json(options.baseline, now)
         log(f"{len(now)} counts are written to {options.baseline}")
         return
     baseline = json.loads(options.baseline.read_text(encoding="utf-8"))
@@ -58,11 +59,6 @@ def main() -> None:
     if faults:
         raise SystemExit(f"{len(faults)} of {len(baseline)} counts are worse than {options.baseline.name}")
     print(f"{len(baseline)} counts are no worse than {options.baseline.name}")
-
-
-def written(path: Path, some: dict[str, float]) -> None:
-    """Write counts as JSON."""
-    path.write_text(json.dumps(some, indent=1) + "\n", encoding="utf-8")
 
 
 def differences(before: dict[str, float], after: dict[str, float], tolerance: float = TOLERANCE) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,21 @@ def provenance(options: Any = None) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
         },
         "versions": {"python": platform.python_version()} | versions(),
+        # Random numbers come from seeds that are written in the code of this commit.
+        "data": data(),
         "data_not_here": [name for name in DATA_SETS if not (DATA / f"{name}.parquet").exists()],
         # Where a page goes says nothing about the figures on it.
         "options": {k: v for k, v in vars(options).items() if k != "json" and not isinstance(v, Path)}
         if options
         else {},
     }
+
+
+@cache
+def data() -> dict[str, str]:
+    """Return what tells one version of a data set from another, for those that are here."""
+    paths = {name: DATA / f"{name}.parquet" for name in DATA_SETS}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in paths.items() if path.exists()}
 
 
 def write_results(path: Path, options: Any, results: list[dict[str, Any]]) -> None:
@@ -48,7 +59,14 @@ def write_results(path: Path, options: Any, results: list[dict[str, Any]]) -> No
     merged = {result["workload"]: when(before) | result for result in kept}
     merged |= {result["workload"]: when(told) | result for result in results}
     content = told | {"results": list(merged.values())}
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path, content)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file that is whole whenever it is there: pages are made of it."""
+    aside = path.with_name(f"{path.name}.part")
+    aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    aside.replace(path)
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:

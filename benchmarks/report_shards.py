@@ -11,6 +11,8 @@ from report_tables import PEERS, read, results_of, sweeps_of, table, text
 
 # The files of boolean subscriptions.
 BOOLEAN = ("shards", "shards-real")
+# Of so many subscriptions the memory of a process is mostly theirs.
+MANY = 1_000_000
 
 
 def shards(folder: Path) -> list[str]:
@@ -37,6 +39,11 @@ def shards(folder: Path) -> list[str]:
             *table(["partitioner", *keys.values()], rows),
             "",
         ]
+    lines += [
+        "Times are of the processor and of matching alone; routing is apart. A top-k shard hears every message, as it "
+        "has the whole window: there *shards a message* are those with something that the message may change.",
+        "",
+    ]
     for name in BOOLEAN:
         if (folder / f"{name}.png").exists():
             lines += [f"![boolean subscriptions over the number of shards]({name}.png)", ""]
@@ -72,54 +79,80 @@ def scale(folder: Path) -> list[str]:
 
 
 def needs_of(folder: Path, result: dict[str, Any]) -> list[str]:
-    """Return the model of scaling of one workload, and how it fits."""
-    costs = scaling.fitted_costs(result)
-    points = scaling.checked(result, costs)
+    """Return the model of scaling of one workload, and how it fits; nothing if too little was measured for it."""
+    alone = alone_of(folder, result["workload"])
+    costs = scaling.fitted_costs(result, alone)
+    if costs is None:
+        return []
     most = max(row["shards"] for row in result["rows"])
     best = max((row for row in result["rows"] if row["shards"] == most), key=lambda r: r["per_second"]["median"])
     name = best["partitioner"]
-    held = bytes_held(folder, result["workload"]) or best["bytes_a_subscription"]
+    held = bytes_held(folder, result["workload"]) or best["bytes_a_subscription"] / best["replication"]
     needs = [scaling.need(result, costs, n, name, held) for n in scaling.TARGETS]
     rows = [
         ["shards, a core each", *(f"{n.shards:,}" for n in needs)],
         [
-            f"machines of {scaling.MACHINE_CORES} cores and {scaling.MACHINE_BYTES / 1e9:.0f} GB",
+            f"machines of {scaling.MACHINE_CORES} cores with {scaling.MACHINE_BYTES / 1e9:.0f} GB for subscriptions",
             *(f"{n.machines:,}" for n in needs),
         ],
         ["memory, GB", *(text(n.memory / 1e9, 0) for n in needs)],
         ["results a message", *(text(n.results, 0) for n in needs)],
-        ["messages/s", *(text(n.per_second, 0) for n in needs)],
-        ["network to the shards, MB/s", *(text(n.network_in / 1e6) for n in needs)],
-        ["network from the shards, MB/s", *(text(n.network_out / 1e6, 0) for n in needs)],
-    ]
-    ratios = sorted(point["ratio"] for point in points)
-    check = [
-        [f"{point['shards']}", text(point["expected"], 0), text(point["measured"], 0), text(point["ratio"], 2)]
-        for point in points
-        if point["partitioner"] == name
+        ["messages/s that the shards match", *(text(n.per_second, 0) for n in needs)],
+        ["network to the shards then, MB/s", *(text(n.network_in / 1e6) for n in needs)],
+        ["network from the shards then, MB/s", *(text(n.network_out / 1e6, 0) for n in needs)],
+        ["messages/s whose results 10 Gbit/s a machine carry", *(text(n.per_second_by_network, 0) for n in needs)],
     ]
     return [
         f"A model, not a measurement: **{result['workload']}**, partitioner {name}. A shard that hears a message "
         f"spends {1e9 * costs.fixed:,.0f} ns on it, and {1e12 * costs.per_subscription:,.1f} ps for each subscription "
-        "that it holds; both are fitted to the shards of hash, which hear everything. All shards together spend, on "
-        "a message, the first times the shards that hear it plus the second times all subscriptions; the busiest "
-        f"spends {best['busiest_over_mean']['median']:.2f} times its share.",
+        "that it holds; both are fitted to the shards of hash, which hear everything, and to one index of other sizes "
+        "where that was measured. All shards together spend, on a message, the first times the shards that hear it "
+        f"plus the second times all subscriptions; of the latter the busiest has {best['hits_busiest_over_mean']:.2f} "
+        "times its share, as postings are hit.",
         "",
         *table(["subscriptions", *(f"{n.subscriptions:,}" for n in needs)], rows),
         "",
-        f"It assumes {held:,.0f} bytes a subscription, ids included (measured), results that grow with the "
-        "subscriptions as they did here, shipping that grows with shards as between the two largest plans, the same "
-        "imbalance, cores like this one that do not slow each other down, "
-        f"{result['bytes_a_message']:,.0f} bytes a message and {scaling.DELIVERY_BYTES} a delivery. Routing takes "
-        f"{text(best['route_us']['median'])} µs a message of a core that is not counted. Results dominate: most of the "
-        "time, and nearly all of the network, is for deliveries.",
+        f"It assumes {held:,.0f} bytes a subscription, results that grow with the subscriptions as they did here, "
+        "shipping and imbalance that grow with shards as between the two largest plans, cores like this one that do "
+        f"not slow each other down, {result['bytes_a_message']:,.0f} bytes a message and {scaling.DELIVERY_BYTES} a "
+        f"delivery. Routing takes {text(best['route_us']['median'])} µs a message of other cores. It is the matching "
+        "alone: a broker that reads words and gives tables, or Spark around it, takes longer, as the tables above "
+        "tell. Results dominate: most of the time, and nearly all of the network, is for deliveries.",
         "",
-        f"Held against all {len(points)} plans measured above, the model gives {ratios[0]:.2f} to {ratios[-1]:.2f} "
-        f"times their throughput (median {ratios[len(ratios) // 2]:.2f}); for {name}:",
-        "",
-        *table(["shards", "model, messages/s", "measured", "model over measured"], check),
+        *checks(result, costs, alone, name),
         "",
     ]
+
+
+def checks(result: dict[str, Any], costs: scaling.Costs, alone: list[scaling.Alone], name: str) -> list[str]:
+    """Return what the model gives for what was measured."""
+    points = scaling.checked(result, costs)
+    ratios = sorted(point["ratio"] for point in points)
+    rows = [[f"{point['shards']} shards", *check_cells(point)] for point in points if point["partitioner"] == name]
+    rows += [
+        [f"one index of {point['subscriptions']:,}", *check_cells(point)]
+        for point in scaling.checked_alone(costs, alone)
+    ]
+    return [
+        f"Held against all {len(points)} plans that were measured, whose times it does not know but for those of hash, "
+        f"it gives {ratios[0]:.2f} to {ratios[-1]:.2f} times their throughput (median {ratios[len(ratios) // 2]:.2f}). "
+        f"For {name}, and for one index:",
+        "",
+        *table(["", "model, messages/s", "measured", "model over measured"], rows),
+    ]
+
+
+def check_cells(point: dict[str, Any]) -> list[str]:
+    """Return the cells of a row that holds the model against a measurement."""
+    return [text(point["expected"], 0), text(point["measured"], 0), text(point["ratio"], 2)]
+
+
+def alone_of(folder: Path, workload: str) -> list[scaling.Alone]:
+    """Return how fast one index of this workload is on one core, for each size that was measured."""
+    contents = (read(folder / f"{name}.json") for name in ("broker", "index"))
+    rows = [row for content in contents if content for row in content["rows"] if row.get("workload") == workload]
+    found = {row["subscriptions"]: row["median"] for row in rows if row["what"] == "index: messages/s, one core"}
+    return [scaling.Alone(n, per_second) for n, per_second in sorted(found.items())]
 
 
 def two_cores(folder: Path) -> list[str]:
@@ -131,6 +164,9 @@ def two_cores(folder: Path) -> list[str]:
 
 
 def bytes_held(folder: Path, workload: str) -> float | None:
-    """Return the bytes of a subscription in a broker, if it was measured."""
-    told = {result["workload"]: result["peers"]["nearcast"]["bytes"] for result in results_of(folder, *PEERS)}
-    return told.get(workload)
+    """Return the bytes of a subscription in a broker, if it was measured: of many, those by which its process grew."""
+    for result in results_of(folder, *PEERS):
+        if result["workload"] == workload:
+            ours = result["peers"]["nearcast"]
+            return ours["grown" if result["subscriptions"] >= MANY else "bytes"]
+    return None

@@ -5,21 +5,24 @@ wherever it is held. So the shards spend, together, on a message
 
     fixed * shards that hear it + per_subscription * subscriptions * places of a subscription
 
-and the busiest of them `imbalance` times its fair share of that. Both times are fitted to shards that hear every
-message (the partitioner hash). Memory and network are plain products.
+and the busiest of them its fair share of the first, and an uneven share of the second: as postings are hit, a count.
+Both times are fitted to what hears every message: the shards of the partitioner hash, and one index of several sizes.
+No time of another plan goes into the model, so all of them test it. Memory and network are plain products.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 # A delivery as Arrow holds it: two ids, the change, score and distance.
 DELIVERY_BYTES = 33
-# Memory of a machine that is left for subscriptions, and its cores.
+# Memory of a machine that is left for subscriptions, its cores, and the bytes that its network carries in a second.
 MACHINE_BYTES = 48e9
 MACHINE_CORES = 16
+MACHINE_NETWORK = 10e9 / 8
 TARGETS = (100_000_000, 1_000_000_000)
 
 
@@ -41,59 +44,75 @@ class Need(NamedTuple):
     results: float  # a message
     network_in: float  # bytes a second, to all shards
     network_out: float  # bytes a second, from all shards
+    per_second_by_network: float  # messages whose results the machines' networks carry
 
 
-def fitted_costs(result: dict[str, Any]) -> Costs:
-    """Return the costs that fit best to shards which hear every message, in relative terms."""
+class Alone(NamedTuple):
+    """One index on one core, as measured: its subscriptions, and messages a second."""
+
+    subscriptions: int
+    per_second: float
+
+
+def fitted_costs(result: dict[str, Any], alone: Sequence[Alone] = ()) -> Costs | None:
+    """Return the costs that fit best to what hears every message, in relative terms; None if too little is known."""
+    n = result["subscriptions"]
     rows = [row for row in result["rows"] if row["partitioner"] == "hash"]
-    sizes = np.array([result["subscriptions"] / row["shards"] for row in rows])
-    times = np.array([1e-6 * row["busy_us"]["median"] / row["shards"] for row in rows])
-    if sizes.size < 2:
-        raise ValueError(f"{sizes.size} numbers of shards were measured; at least 2 are needed")
+    sizes = np.array([*(n / row["shards"] for row in rows), *(point.subscriptions for point in alone)])
+    busy = (1e-6 * row["busy_us"]["median"] / row["shards"] for row in rows)
+    times = np.array([*busy, *(1 / point.per_second for point in alone)])
+    if np.unique(sizes).size < 2:
+        return None
     terms = np.stack([np.ones(sizes.size), sizes], axis=1) / times[:, None]
     fixed, per_subscription = np.linalg.lstsq(terms, np.ones(sizes.size), rcond=None)[0]
     return Costs(max(float(fixed), 0.0), max(float(per_subscription), 0.0))
 
 
-def expected_per_second(costs: Costs, n: float, row: dict[str, Any], imbalance: float) -> float:
+def expected_per_second(costs: Costs, n: float, row: dict[str, Any]) -> float:
     """Return the messages a second of a plan of `n` subscriptions, a core for each shard."""
-    work = costs.fixed * row["shipping"] + costs.per_subscription * n * row["replication"]
-    return row["shards"] / (imbalance * work)
+    held = costs.per_subscription * n * row["replication"]
+    return row["shards"] / (costs.fixed * row["shipping"] + held * row["hits_busiest_over_mean"])
 
 
 def checked(result: dict[str, Any], costs: Costs) -> list[dict[str, Any]]:
     """Return, for every plan that was measured, what the model expects beside it."""
     told = []
     for row in result["rows"]:
-        imbalance = row["busiest_over_mean"]["median"]
-        expected = expected_per_second(costs, result["subscriptions"], row, imbalance)
-        measured = row["per_second"]["median"]
-        told.append(
-            {
-                "partitioner": row["partitioner"],
-                "shards": row["shards"],
-                "expected": expected,
-                "measured": measured,
-                "ratio": expected / measured,
-            }
-        )
+        expected, measured = expected_per_second(costs, result["subscriptions"], row), row["per_second"]["median"]
+        told.append({key: row[key] for key in ("partitioner", "shards")} | beside(expected, measured))
     return told
+
+
+def checked_alone(costs: Costs, alone: Sequence[Alone]) -> list[dict[str, Any]]:
+    """Return the same for one index of several sizes."""
+    return [
+        {"subscriptions": n} | beside(1 / (costs.fixed + costs.per_subscription * n), measured) for n, measured in alone
+    ]
+
+
+def beside(expected: float, measured: float) -> dict[str, float]:
+    """Return what the model expects beside what was measured."""
+    return {"expected": expected, "measured": measured, "ratio": expected / measured}
 
 
 def need(result: dict[str, Any], costs: Costs, n: int, partitioner: str, bytes_a_subscription: float) -> Need:
     """Return what `n` subscriptions need: machines that hold them, a shard on each core, and no fewer than were tried.
 
-    Shipping grows with the shards as it did between the two largest plans; imbalance and replication stay as they are.
+    Shipping and imbalance grow with the shards as they did between the two largest plans; replication stays as it is.
     """
     rows = [row for row in result["rows"] if row["partitioner"] == partitioner]
-    before, last = rows[-2], rows[-1]
+    before, last = sorted(rows, key=lambda row: row["shards"])[-2:]
     memory = n * bytes_a_subscription * last["replication"]
     machines = int(max(np.ceil(memory / MACHINE_BYTES), np.ceil(last["shards"] / MACHINE_CORES)))
     shards = machines * MACHINE_CORES
-    growth = np.log(last["shipping"] / before["shipping"]) / np.log(last["shards"] / before["shards"])
-    shipping = min(last["shipping"] * (shards / last["shards"]) ** growth, shards)
-    row = last | {"shards": shards, "shipping": shipping}
-    per_second = float(expected_per_second(costs, n, row, last["busiest_over_mean"]["median"]))
+
+    def grown(key: str) -> float:
+        growth = np.log(last[key] / before[key]) / np.log(last["shards"] / before["shards"])
+        return float(min(last[key] * (shards / last["shards"]) ** max(growth, 0.0), shards))
+
+    shipping = grown("shipping")
+    row = last | {"shards": shards, "shipping": shipping, "hits_busiest_over_mean": grown("hits_busiest_over_mean")}
+    per_second = float(expected_per_second(costs, n, row))
     results = result["matches"] * n / result["subscriptions"]
     return Need(
         n,
@@ -102,6 +121,7 @@ def need(result: dict[str, Any], costs: Costs, n: int, partitioner: str, bytes_a
         memory,
         per_second,
         results,
-        float(per_second * shipping) * result["bytes_a_message"],
+        per_second * shipping * result["bytes_a_message"],
         per_second * results * DELIVERY_BYTES,
+        machines * MACHINE_NETWORK / (results * DELIVERY_BYTES),
     )

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from contest import Contest, Figures
 from plots import STYLES, draw
-from provenance import provenance
+from provenance import provenance, write_json
 from timing import Spread, one_core
 from workloads import Workload
 
@@ -125,7 +125,7 @@ def with_earlier(result: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def write(result: dict[str, Any], path: Path) -> None:
     """Write the figures of a sweep and their picture."""
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path, result)
     draw(result, path.with_suffix(".png"))
 
 

@@ -11,6 +11,8 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Spread(NamedTuple):
     """What several rounds gave."""
@@ -37,6 +39,14 @@ class Figure(NamedTuple):
 def spread(values: Sequence[float]) -> Spread:
     """Return the median and the extremes."""
     return Spread(statistics.median(values), min(values), max(values))
+
+
+def slowest(what: str, times: Sequence[float]) -> Figure:
+    """Return what nearly all batches stay below; of few, the slowest."""
+    n = len(times)
+    if n < 100:
+        return Figure(f"{what}, slowest of {n} batches", [max(times)])
+    return Figure(f"{what}, 99 % of {n} batches are below", [float(np.percentile(times, 99))])
 
 
 @contextmanager

@@ -61,6 +61,7 @@ class Tally:
     arrival: list[float] = field(default_factory=list)
     n_arrived: int = 0
     n_expired: int = 0
+    n_changes: int = 0
 
 
 class TopkContest:
@@ -101,6 +102,7 @@ class TopkContest:
                     tally.arrival.append(1e6 * arrival / batch.num_rows)
                     tally.n_arrived += batch.num_rows
                     tally.n_expired += n_expired
+                    tally.n_changes += sum(table.num_rows for table in changes)
         result = {
             side: figures_of(brokers[side], tallies[side], before[side])
             | {"subscribe_us": 1e6 * subscribe[side] / setting.subscriptions}
@@ -179,5 +181,6 @@ def figures_of(broker: nc.Broker, tally: Tally, before: Any) -> Figures:
         "evaluated": float(1000 * n_evaluated / tally.n_expired),
         "looked_at": float(n_read / tally.n_arrived),
         "candidates": float(n_candidates / tally.n_arrived),
+        "changes": tally.n_changes / tally.n_arrived,
         "bytes": (buffers.n_bytes + index.n_bytes) / len(broker),
     }

@@ -76,6 +76,7 @@ class Workload:
     history: Points  # what the vocabulary is fitted to
     stream: Callable[[int], Points]  # so many messages to be matched
     sample: Callable[[int, int], Points]  # messages to make subscriptions of: from a number on, so many
+    most: int | None = None  # messages that there are to be matched, if there is an end
 
     def subscriptions(
         self,
@@ -248,6 +249,7 @@ def mixed() -> Workload | None:
         texts,
         name="mixed",
         title="words of tweets at positions of places (a mixture)",
+        most=None,
         stream=lambda n: messages(n, kept, where, 99),
         sample=lambda first, n: messages(n, others, where, 1 + first),
     )
@@ -297,6 +299,7 @@ def real(
         history=points_at(everything, history),
         stream=messages,
         sample=sample,
+        most=None if comes_again else stream.size,
     )
 
 

@@ -9,6 +9,7 @@ from peers.protocol import Peer
 # A peer is imported only where it is used: packages may be missing.
 PEERS = {
     "nearcast": ("peers.ours", "NearcastBroker", "Nearcast, broker of one thread"),
+    "nearcast-single": ("peers.ours", "NearcastOneByOne", "Nearcast, message by message"),
     "postgis": ("peers.postgis", "PostGIS", "PostGIS, GiST over (rarest keyword, box)"),
     "lucene": ("peers.lucene_monitor", "LuceneMonitor", "Lucene Monitor"),
     "lucene-cells": ("peers.lucene_monitor", "LuceneMonitorWithCells", "Lucene Monitor, keyword@cell terms"),
@@ -16,6 +17,9 @@ PEERS = {
     "sedonadb": ("peers.sedonadb_join", "SedonaDB", "SedonaDB, spatial join"),
     "spark": ("peers.spark_join", "SparkJoin", "Spark SQL, join on (cell, rarest keyword)"),
 }
+
+# They answer message by message, and are held against ours when it does the same.
+ONE_BY_ONE = ("lucene", "lucene-cells")
 
 
 def started_peer(name: str) -> Peer:
@@ -31,4 +35,5 @@ def label(name: str) -> str:
 
 def short_label(name: str) -> str:
     """Return the same in few words."""
-    return "Lucene Monitor with cells" if name == "lucene-cells" else label(name).partition(",")[0]
+    several = {"nearcast-single": label("nearcast-single"), "lucene-cells": "Lucene Monitor with cells"}
+    return several.get(name, label(name).partition(",")[0])

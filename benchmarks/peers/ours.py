@@ -46,3 +46,18 @@ class NearcastBroker:
 
     def close(self) -> None:
         """Nothing was started."""
+
+
+class NearcastOneByOne(NearcastBroker):
+    """The same broker, which is given one message after another; what is timed are all calls of `publish`."""
+
+    def answers(self, messages: pa.Table) -> Answer:
+        """Publish message by message."""
+        columns = (messages[name].to_pylist() for name in ("id", "x", "y", "keywords"))
+        given = [nc.Message(number, x, y, words) for number, x, y, words in zip(*columns, strict=True)]
+        started = time.perf_counter()
+        found = [self._broker.publish(message) for message in given]
+        seconds = time.perf_counter() - started
+        pairs = [(delivery.message, delivery.subscription) for deliveries in found for delivery in deliveries]
+        told = np.array(pairs, np.int64).reshape(-1, 2)
+        return Answer(told[:, 0], told[:, 1], seconds)

@@ -7,6 +7,8 @@ import ctypes
 import gc
 import multiprocessing
 import re
+import signal
+import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +19,9 @@ import pyarrow as pa
 import nearcast as nc
 from peers import started_peer
 from peers.protocol import Answer, Peer, UnavailableError
+
+# Seconds that a peer has to end by itself, and then those to end when it is told to; a server is given 30.
+PATIENCE = 45
 
 
 class Worker:
@@ -55,7 +60,11 @@ class Worker:
         """End the peer and its process."""
         with contextlib.suppress(OSError):  # it may have ended already
             self._connection.send(None)
-        self._process.join(timeout=60)
+        for end in (self._process.terminate, self._process.kill):
+            self._process.join(timeout=PATIENCE)
+            if self._process.is_alive():
+                end()
+        self._process.join()
 
     def _pids(self) -> list[int]:
         found = [self._process.pid or 0]
@@ -72,7 +81,7 @@ class Worker:
         try:
             told = self._connection.recv()
         except EOFError:
-            raise RuntimeError("the process of the peer has ended") from None
+            raise UnavailableError("its process has ended") from None
         if isinstance(told, Exception):
             raise told
         return told
@@ -80,16 +89,22 @@ class Worker:
 
 def serve(name: str, connection: Connection) -> None:
     """Do what is asked for, in the process of the peer, until it is closed."""
+    # Whoever interrupts the run reaches all of its processes; the one that asks closes the peers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     try:
         peer = started_peer(name)
     except UnavailableError as error:
         connection.send(error)
         return
+    except Exception as error:
+        connection.send(UnavailableError(f"it could not be started: {type(error).__name__}: {error}"))
+        return
     give_back_memory()
     connection.send(peer.version)
     try:
         while (asked := received_or_none(connection)) is not None:
-            method, told = asked[0], answer_of(peer, name, *asked)
+            method, told = asked[0], answer_of(peer, *asked)
             del asked
             if method == "prepare":
                 give_back_memory()
@@ -106,7 +121,7 @@ def received_or_none(connection: Connection) -> tuple[str, tuple[Any, ...]] | No
         return None
 
 
-def answer_of(peer: Peer, name: str, method: str, arguments: tuple[Any, ...]) -> Any:
+def answer_of(peer: Peer, method: str, arguments: tuple[Any, ...]) -> Any:
     """Return what a method of the peer returns, of `prepare` the seconds; an error that the other side raises."""
     started = time.perf_counter()
     try:
@@ -114,7 +129,7 @@ def answer_of(peer: Peer, name: str, method: str, arguments: tuple[Any, ...]) ->
     except UnavailableError as error:
         return error
     except Exception as error:
-        return RuntimeError(f"{name}: {type(error).__name__}: {error}")
+        return UnavailableError(f"it failed in {method}: {type(error).__name__}: {error}")
     return time.perf_counter() - started if method == "prepare" else told
 
 

@@ -1,11 +1,13 @@
 """The page of a report tells what was measured, what was skipped and why, whatever part of it is there."""
 
 import json
+import re
 
 import pytest
 
 import bench
 import bench_boolean_sweeps
+import bench_feeds
 import contest
 import sweeping
 from provenance import write_results
@@ -35,6 +37,9 @@ PROVENANCE = {
 }
 
 
+COUNTED = '{"counts": {}}'
+
+
 def test_an_empty_folder(tmp_path):
     page = write_page(tmp_path, {"peers": "`bench_peers.py` ended with 1"}).read_text()
     assert "Nothing is measured yet." in page
@@ -47,7 +52,12 @@ def test_peers_and_those_that_were_skipped(tmp_path):
         "title": "words by Zipf's law",
         "subscriptions": 1000,
         "rounds": 5,
-        "peers": {"nearcast": PEER | {"per_second": RATE | {"median": 5000.0, "high": 5100.0}}, "duckdb": PEER},
+        "peers": {
+            "nearcast": PEER | {"per_second": RATE | {"median": 5000.0, "high": 5100.0}},
+            "nearcast-single": PEER | {"per_second": RATE | {"median": 2000.0, "high": 2100.0}},
+            "lucene": PEER,
+            "duckdb": PEER,
+        },
         "skipped": {"postgis": "no server is here"},
     }
     (tmp_path / "peers.json").write_text(json.dumps(PROVENANCE | {"results": [result]}))
@@ -56,6 +66,7 @@ def test_peers_and_those_that_were_skipped(tmp_path):
     assert "| [peers.json](peers.json) | zipf | abc1234 | 2026-01-02 |" in page
     assert "**tweets was not here**" in page
     assert "| DuckDB, join on (cell, rarest keyword) (1.2) | 1,000 (900 to 1,100) | 5.00 times | 5.40 |" in page
+    assert "| Lucene Monitor (1.2) | 1,000 (900 to 1,100) | 2.00 times | 5.40 |" in page
     assert "PostGIS, GiST over (rarest keyword, box) was skipped: no server is here" in page
     assert (tmp_path / "peers.png").stat().st_size > 0
 
@@ -63,7 +74,9 @@ def test_peers_and_those_that_were_skipped(tmp_path):
     begin, end = marks(tmp_path)
     readme.write_text(f"# Front\n{begin}\nold\n{end}\nrest\n")
     write_readme(tmp_path, readme)
-    first, table, rest = readme.read_text().partition("| **5,000** | DuckDB 1,000 |\n")
+    first, table, rest = readme.read_text().partition(
+        "| **5,000 (900 to 5,100)** | Nearcast, message by message 2,000, Lucene Monitor 1,000, DuckDB 1,000 |\n"
+    )
     assert first.startswith(f"# Front\n{begin}\n|")
     assert table
     assert rest == f"{end}\nrest\n"
@@ -77,7 +90,12 @@ def test_shards_and_what_follows_from_them(tmp_path):
         median = {name: {"median": value} for name, value in {"busiest_over_mean": 1.0, "route_us": 0.1}.items()}
         work = 1e-6 * shipping + 3e-12 * 1e6
         times = {"busy_us": RATE | {"median": 1e6 * work}, "per_second": RATE | {"median": shards / work}}
-        counts = {"shipping": shipping, "replication": 1.0, "bytes_a_subscription": 120.0}
+        counts = {
+            "shipping": shipping,
+            "replication": 1.0,
+            "bytes_a_subscription": 120.0,
+            "hits_busiest_over_mean": 1.0,
+        }
         spreads = {name: RATE | value for name, value in median.items()}
         return {"partitioner": "hash", "shards": shards, **spreads, **times, **counts}
 
@@ -121,7 +139,10 @@ def test_sweeps_and_what_was_left_out_of_them(tmp_path, monkeypatch):
         page = write_page(folder).read_text()
         assert f"![Number of subscriptions]({link}/subscriptions.png)" in page
         assert "- ril was left out for zipf, subscriptions 800: it would take about 0 GB" in page
-        assert "| 800 boolean subscriptions, zipf | µs a message, one core |" in page
+        assert re.search(r"\| 800 boolean subscriptions, zipf \| µs a message, one core, [\d.]+ results each \|", page)
+        assert "RIL left out for its memory" in page
+        assert re.search(r"\| zipf, Nearcast \| matching, µs a message \| [\d.,]+ \| [\d.,]+ \|", page)
+        assert re.search(r"\| zipf, RIL \| matching, µs a message \| [\d.,]+ \|  \|", page)
     assert (tmp_path / "boolean" / "subscriptions.png").stat().st_size > 0
 
 
@@ -164,16 +185,32 @@ def test_results_of_other_workloads_stay_if_the_same_machine_measured_them(tmp_p
     assert measured("c4", machine="b", poi=4) == [("poi", 4, "c4")]
 
 
-def test_feeds_and_moves_beside_what_the_papers_tell(tmp_path):
-    feeds = {"kind": "nearest", "subscriptions": 1000, "k": 10, "k_drawn": True, "before": 50, "threads": 2}
-    content = PROVENANCE | feeds | {"results": {"zipf": {"messages/s": RATE, "changes a message": 3.0}}}
-    (tmp_path / "nearest-scale.json").write_text(json.dumps(content))
+def test_feeds_and_moves_beside_what_the_papers_tell(tmp_path, monkeypatch):
+    arguments = [
+        "nearest",
+        "--k",
+        "10",
+        "--k-drawn",
+        "--size",
+        "100",
+        "--before",
+        "50",
+        "--messages",
+        "20",
+        "--rounds",
+        "2",
+        "--threads",
+        "2",
+        "--json",
+    ]
+    monkeypatch.setattr("sys.argv", ["bench_feeds.py", *arguments, str(tmp_path / "nearest-scale.json")])
+    bench_feeds.main()
     options = {"subscriptions": 2000, "active": 300, "mobility": 0.2, "threads": 2}
     content = PROVENANCE | {"options": options, "results": {"oldenburg": {"a timestamp, s": 4.25}}}
     (tmp_path / "moves.json").write_text(json.dumps(content))
     page = write_page(tmp_path).read_text()
-    assert "| 1,000 nearest subscriptions, zipf | messages/s | **1,000 (900 to 1,100)** | DkM-SKS" in page
-    assert "| 1,000 nearest subscriptions, k up to 10, 50 messages before, 2 threads | zipf |" in page
+    assert re.search(r"\| 100 nearest subscriptions, zipf \| messages/s, [\d.]+ changes each \| .* \| DkM-SKS", page)
+    assert "| 100 nearest subscriptions, k up to 10, 50 messages before, 2 threads | zipf |" in page
     assert "oldenburg: 20% move, 30 messages come | s for all that | **4.25** | a timestamp of AP+-Tree's" in page
     assert "| a timestamp, s | 4.25 |" in page
 
@@ -181,7 +218,7 @@ def test_feeds_and_moves_beside_what_the_papers_tell(tmp_path):
 def test_parts_that_are_missing_and_those_that_fail(tmp_path, monkeypatch):
     scripts, out = tmp_path / "scripts", tmp_path / "report"
     scripts.mkdir()
-    (scripts / "good.py").write_text("import sys\nopen(sys.argv[-1], 'a').write('{}')")
+    (scripts / "good.py").write_text(f"import sys\nopen(sys.argv[-1], 'a').write('{COUNTED}')")
     (scripts / "bad.py").write_text("raise SystemExit(3)")
     monkeypatch.setattr(bench, "HERE", scripts)
     monkeypatch.setattr(bench, "QUICK", {"gate": "good.py", "index": "bad.py"})
@@ -192,10 +229,10 @@ def test_parts_that_are_missing_and_those_that_fail(tmp_path, monkeypatch):
             bench.main()
         return (out / "gate.json").read_text()
 
-    assert gate_of_a_run() == "{}"
+    assert gate_of_a_run() == COUNTED
     assert "**index was not measured**: `bad.py` ended with 3" in (out / "README.md").read_text()
-    assert gate_of_a_run("--missing") == "{}"
+    assert gate_of_a_run("--missing") == COUNTED
     monkeypatch.setattr(bench, "QUICK", {"gate": "good.py --more", "index": "bad.py"})
     (out / "gate.json").unlink()
-    assert gate_of_a_run("--missing") == "{}"
+    assert gate_of_a_run("--missing") == COUNTED
     assert json.loads((out / "parts.json").read_text())["gate"]["command"] == "good.py --more"
