@@ -11,6 +11,7 @@ import argparse
 import math
 import os
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +128,10 @@ def skip(name: str, reason: str, workers: dict[str, Worker], skipped: dict[str, 
 
 def rehearse(subscriptions: pa.Table, vocabulary: nc.Vocabulary, rounds: Iterable[pa.Table]) -> None:
     """Let a broker do all that will be measured, so that its kernels are compiled before."""
-    worker = Worker(OURS)
-    worker.prepare(subscriptions, vocabulary)
-    for messages in rounds:
-        worker.answers(messages)
-    worker.close()
+    with closing(Worker(OURS)) as worker:
+        worker.prepare(subscriptions, vocabulary)
+        for messages in rounds:
+            worker.answers(messages)
 
 
 def prepared(

@@ -30,7 +30,8 @@ class Worker:
     def __init__(self, name: str):
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=serve, args=(name, other))
+        # As a daemon it is told to end with this process, wherever that stops.
+        self._process = context.Process(target=serve, args=(name, other), daemon=True)
         self._process.start()
         other.close()
         self.version: str = self._received()
