@@ -11,7 +11,7 @@ from report_tables import PARTS, SWEEPS, left_table, read, sweeps_of
 
 def machine_lines(folder: Path) -> list[str]:
     """Return machine and versions, and what could not be measured here."""
-    found = list(contents(folder).values())
+    found = [content for content in contents(folder).values() if "commit" in content]
     if not found:
         return ["Nothing is measured yet."]
     newest = max(found, key=lambda content: content["date"])
@@ -64,12 +64,12 @@ def origins_of(content: dict[str, Any]) -> dict[tuple[str, str], str]:
         each = {name: earlier.get(name, content) for name in content.get("workloads", [""])}
     groups: dict[tuple[str, str], list[str]] = {}
     for name, told in each.items():
-        groups.setdefault((told["commit"], told["date"]), []).append(name)
+        groups.setdefault((told.get("commit", "not told"), told.get("date", "")), []).append(name)
     return {when: ", ".join(names) for when, names in groups.items()}
 
 
 def contents(folder: Path) -> dict[Path, Any]:
-    """Return all that the page of a folder shows, as far as it tells where it comes from."""
+    """Return all files that the page of a folder shows."""
     sweeps = [path for name in (*SWEEPS, "partition") for path in (sweeps_of(folder) / name).glob("*.json")]
-    found = {path: read(path) for path in sorted({*folder.rglob("*.json"), *sweeps})}
-    return {path: content for path, content in found.items() if "commit" in content}
+    paths = sorted({*folder.rglob("*.json"), *sweeps} - {folder / PARTS})
+    return {path: read(path) for path in paths}
