@@ -208,6 +208,8 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
                 rows = [row for row in result["rows"] if row["partitioner"] == name]
                 draw_line(axes, [row["shards"] for row in rows], [row[key] for row in rows], name)
             axes.set_xscale("log", base=2)
+            if key == "replication":
+                axes.set_ylim(0, 1.2 * max(row[key] for row in result["rows"]))
             if key in ("per_second", "shipping"):
                 axes.set_yscale("log")
                 label_powers(axes)
