@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import nearcast as nc
-from bench_peers import check_same
+from bench_peers import check_same, measured
 from peers import PEERS
 from peers.keys import N_CELLS, cells_of_boxes, cells_of_points, rarest_keywords
 from peers.lucene_monitor import LuceneMonitor
@@ -53,7 +53,7 @@ def expected_pairs(subscriptions, messages):
 
 
 # The others start a server or a Java, or fetch what they need.
-QUICK = ("nearcast", "duckdb", "sedonadb")
+QUICK = ("nearcast", "nearcast-single", "duckdb", "sedonadb")
 SLOW = [pytest.param(name, marks=pytest.mark.peers) for name in PEERS if name not in QUICK]
 
 
@@ -113,6 +113,37 @@ def test_a_peer_that_cannot_run_says_why(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="javac"):
         Worker("lucene")
+
+
+class Ending:
+    """A peer whose process ends in its second round."""
+
+    n_asked = 0
+
+    def answers(self, _):
+        self.n_asked += 1
+        if self.n_asked > 1:
+            raise UnavailableError("its process has ended")
+        return Answer(np.array([1]), np.array([7]), 0.1)
+
+    def close(self):
+        self.n_asked = 0
+
+
+def test_a_peer_that_fails_in_a_round_is_left_out_and_the_others_go_on():
+    class Lasting(Ending):
+        def answers(self, _):
+            return Answer(np.array([1]), np.array([7]), 0.2)
+
+    ending = Ending()
+    workers = {"nearcast": Lasting(), "duckdb": ending, "spark": Lasting()}
+    figures, skipped = {name: {"messages": 1} for name in workers}, {}
+    times = measured(workers, figures, [pa.table({"id": [1]})] * 3, "few", skipped)
+    assert {name: times[name] for name in workers} == {"nearcast": [0.2] * 3, "spark": [0.2] * 3}
+    assert skipped == {"duckdb": "in round 2, its process has ended"}
+    assert ending.n_asked == 0
+    with pytest.raises(RuntimeError, match="Nearcast, broker of one thread: in round 2, its process has ended"):
+        measured({"nearcast": ending}, {"nearcast": {"messages": 1}}, [pa.table({"id": [1]})] * 3, "few", {})
 
 
 @pytest.mark.peers
