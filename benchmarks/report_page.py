@@ -144,6 +144,7 @@ def draw_peers(results: list[dict[str, Any]], path: Path) -> None:
                 f"{middle:,.0f}", (middle, place), (0, 6), textcoords="offset points", ha="center", fontsize=8
             )
         axes.set_xscale("log")
+        axes.tick_params(labelbottom=True)
         axes.set_yticks(range(len(names)), map(label, names))
         axes.set_ylim(-0.6, len(names) - 0.2)
         axes.set_xlabel("messages/s, one core")

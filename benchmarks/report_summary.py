@@ -24,7 +24,7 @@ def summary(folder: Path) -> list[str]:
         rates = {short_label(name): peer["per_second"]["median"] for name, peer in result["peers"].items()}
         del rates[short_label("nearcast")]
         ours = result["peers"]["nearcast"]
-        others = ", ".join(f"{name} {text(rates[name])}" for name in sorted(rates, key=rates.__getitem__, reverse=True))
+        others = "; ".join(f"{name} {text(rates[name])}" for name in sorted(rates, key=rates.__getitem__, reverse=True))
         setting = f"{result['subscriptions']:,} boolean subscriptions, {result['workload']}"
         measure = f"messages/s on one core, {text(ours['matches'])} results each"
         rows.append([setting, measure, f"**{text(ours['per_second'])}**", others])
@@ -54,7 +54,7 @@ def sweep_summary(sweep: dict[str, Any], name: str) -> list[list[str]]:
         ]
         setting = f"{last:,} {name} subscriptions, {workload}"
         measure = f"µs a message, one core, {text(ours['matches'])} results each"
-        found.append([setting, measure, f"**{text(ours['us'])}**", ", ".join(others)])
+        found.append([setting, measure, f"**{text(ours['us'])}**", "; ".join(others)])
     return found
 
 

@@ -75,7 +75,7 @@ def test_peers_and_those_that_were_skipped(tmp_path):
     readme.write_text(f"# Front\n{begin}\nold\n{end}\nrest\n")
     write_readme(tmp_path, readme)
     first, table, rest = readme.read_text().partition(
-        "| **5,000 (900 to 5,100)** | Nearcast, message by message 2,000, Lucene Monitor 1,000, DuckDB 1,000 |\n"
+        "| **5,000 (900 to 5,100)** | Nearcast, message by message 2,000; Lucene Monitor 1,000; DuckDB 1,000 |\n"
     )
     assert first.startswith(f"# Front\n{begin}\n|")
     assert table
