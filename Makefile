@@ -71,7 +71,7 @@ format: .venv/dev.done  ## put the code into shape
 soak: .venv/dev.done  ## thousands of generated scenarios against the oracle, and many kills of a pipeline; takes about half an hour
 	HYPOTHESIS_PROFILE=soak NEARCAST_KILL_SEEDS=10 $(BIN)/python -m pytest tests/contract tests/partition tests/spark
 
-bench: .venv/bench.done  ## where Nearcast stands beside papers and peers: benchmarks/report/quick; about ten minutes
+bench: .venv/bench.done  ## where Nearcast stands beside papers and peers: benchmarks/report/quick; about twelve minutes
 	$(BIN)/python benchmarks/bench.py $(OPTIONS)
 
 bench-full: .venv/bench.done  ## the same at full size: benchmarks/report/full; takes hours
