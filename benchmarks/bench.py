@@ -1,9 +1,9 @@
 """Where does Nearcast stand? Runs every benchmark of the report, one after another, and writes its page.
 
 The quick report takes about twelve minutes on two cores; `--full` takes hours, and writes its sweeps where those that
-are run alone do. A part that fails is told on the page, and the run goes on; parts that were measured before stay as they
-are. After each part the page is written again, and `parts.json` says how the part was made: a run that was interrupted
-goes on with `--missing`.
+are run alone do. A part that fails is told on the page, and the run goes on; parts that were measured before stay as
+they are. After each part the page is written again, and `parts.json` says how the part was made: a run that was
+interrupted goes on with `--missing`.
 """
 
 from __future__ import annotations
