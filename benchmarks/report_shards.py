@@ -13,6 +13,17 @@ from report_tables import PEERS, read, results_of, sweeps_of, table, text
 BOOLEAN = ("shards", "shards-real")
 # Of so many subscriptions the memory of a process is mostly theirs.
 MANY = 1_000_000
+MODEL = """\
+A model, not a measurement. A shard that hears a message spends a time on it, and another for each subscription that it
+holds; both are fitted to the shards of hash, which hear everything, and to one index of other sizes where that was
+measured. All shards together spend, on a message, the first times the shards that hear it plus the second times all
+subscriptions; of the latter the busiest has more than its share, as postings are hit.
+
+It assumes results that grow with the subscriptions as they did here, shipping and imbalance that grow with shards as
+between the two largest plans, and cores like this one that do not slow each other down. It is the matching alone: a
+broker that reads words and gives tables, or Spark around it, takes longer, as the tables above tell. Results dominate:
+most of the time, and nearly all of the network, is for deliveries.
+"""
 
 
 def shards(folder: Path) -> list[str]:
@@ -75,7 +86,7 @@ def scale(folder: Path) -> list[str]:
     """Return the model of scaling, and how it fits."""
     several = [result for result in results_of(folder, *BOOLEAN) if len({row["shards"] for row in result["rows"]}) > 1]
     lines = [line for result in several for line in needs_of(folder, result)]
-    return ["## What 100 million and 1 billion would need", "", *lines, *two_cores(folder)] if lines else []
+    return ["## What 100 million and 1 billion would need", "", MODEL, "", *lines, *two_cores(folder)] if lines else []
 
 
 def needs_of(folder: Path, result: dict[str, Any]) -> list[str]:
@@ -103,21 +114,13 @@ def needs_of(folder: Path, result: dict[str, Any]) -> list[str]:
         ["messages/s whose results 10 Gbit/s a machine carry", *(text(n.per_second_by_network, 0) for n in needs)],
     ]
     return [
-        f"A model, not a measurement: **{result['workload']}**, partitioner {name}. A shard that hears a message "
-        f"spends {1e9 * costs.fixed:,.0f} ns on it, and {1e12 * costs.per_subscription:,.1f} ps for each subscription "
-        "that it holds; both are fitted to the shards of hash, which hear everything, and to one index of other sizes "
-        "where that was measured. All shards together spend, on a message, the first times the shards that hear it "
-        f"plus the second times all subscriptions; of the latter the busiest has {best['hits_busiest_over_mean']:.2f} "
-        "times its share, as postings are hit.",
+        f"**{result['workload']}**, partitioner {name}: {1e9 * costs.fixed:,.0f} ns for a message and "
+        f"{1e12 * costs.per_subscription:,.1f} ps for a subscription; the busiest of {most} shards has "
+        f"{best['hits_busiest_over_mean']:.2f} times its share of the latter. {held:,.0f} bytes a subscription, "
+        f"{result['bytes_a_message']:,.0f} a message and {scaling.DELIVERY_BYTES} a delivery; routing takes "
+        f"{text(best['route_us']['median'])} µs a message of other cores.",
         "",
         *table(["subscriptions", *(f"{n.subscriptions:,}" for n in needs)], rows),
-        "",
-        f"It assumes {held:,.0f} bytes a subscription, results that grow with the subscriptions as they did here, "
-        "shipping and imbalance that grow with shards as between the two largest plans, cores like this one that do "
-        f"not slow each other down, {result['bytes_a_message']:,.0f} bytes a message and {scaling.DELIVERY_BYTES} a "
-        f"delivery. Routing takes {text(best['route_us']['median'])} µs a message of other cores. It is the matching "
-        "alone: a broker that reads words and gives tables, or Spark around it, takes longer, as the tables above "
-        "tell. Results dominate: most of the time, and nearly all of the network, is for deliveries.",
         "",
         *checks(result, costs, alone, name),
         "",
@@ -128,14 +131,14 @@ def checks(result: dict[str, Any], costs: scaling.Costs, alone: list[scaling.Alo
     """Return what the model gives for what was measured."""
     points = scaling.checked(result, costs)
     ratios = sorted(point["ratio"] for point in points)
-    rows = [[f"{point['shards']} shards", *check_cells(point)] for point in points if point["partitioner"] == name]
+    rows = [[f"shards: {point['shards']}", *check_cells(point)] for point in points if point["partitioner"] == name]
     rows += [
         [f"one index of {point['subscriptions']:,}", *check_cells(point)]
         for point in scaling.checked_alone(costs, alone)
     ]
     return [
-        f"Held against all {len(points)} plans that were measured, whose times it does not know but for those of hash, "
-        f"it gives {ratios[0]:.2f} to {ratios[-1]:.2f} times their throughput (median {ratios[len(ratios) // 2]:.2f}). "
+        f"Held against all {len(points)} plans that were measured, of which it knows the times of hash only, the model "
+        f"gives {ratios[0]:.2f} to {ratios[-1]:.2f} times their throughput (median {ratios[len(ratios) // 2]:.2f}). "
         f"For {name}, and for one index:",
         "",
         *table(["", "model, messages/s", "measured", "model over measured"], rows),

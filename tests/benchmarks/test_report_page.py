@@ -112,7 +112,7 @@ def test_shards_and_what_follows_from_them(tmp_path):
     }
     (tmp_path / "shards.json").write_text(json.dumps(PROVENANCE | {"results": [result]}))
     page = write_page(tmp_path).read_text()
-    assert "A shard that hears a message spends 1,000 ns on it, and 3.0 ps for each subscription" in page
+    assert "**zipf**, partitioner hash: 1,000 ns for a message and 3.0 ps for a subscription" in page
     assert "| subscriptions | 100,000,000 | 1,000,000,000 |" in page
     assert "1.00 to 1.00 times their throughput" in page
 
