@@ -38,7 +38,8 @@ class MovingIndex:
 
     def __init__(self, subscriptions: SubscriptionColumns, frequencies: Any, grid: Grid, *, is_word_first: bool):
         self._s, self._grid, self._is_word_first = subscriptions, grid, is_word_first
-        self._n_words = frequencies.size
+        # More than there will ever be: messages to come have words that were never met, and keys must stay apart.
+        self._n_words = 1 << 32
         self._boxes = subscriptions.numbers.copy()
         self._words = rarest_words(subscriptions.required_offsets, subscriptions.required_ids, frequencies)
         self._numbers = Dict.empty(types.int64, types.int64)
