@@ -42,6 +42,20 @@ def test_baselines_find_as_many_changes_as_the_broker(is_word_first, half):
     assert n_all > 0
 
 
+@pytest.mark.parametrize("is_word_first", [False, True], ids=["ss-index", "kk-index"])
+def test_words_that_come_later_have_lists_of_their_own(is_word_first):
+    broker = nc.Broker(space=nc.Planar(-1, -1, 2, 2), lifetime=math.inf)
+    broker.subscribe([nc.Boolean(0, ["w0"], within=nc.Box(-0.9, -0.9, 0.1, 0.1))])
+    index = MovingIndex(broker._book.columns, np.ones(1), Grid(-1.0, 3 / 40), is_word_first=is_word_first)
+    draw = np.random.default_rng(4)
+    broker.publish_batch([nc.Message(i, *draw.random(2).tolist(), ["w0", f"late{i % 7}"]) for i in range(200)])
+    [held] = broker._active.segments()
+    index.take(held.segment)
+    found = broker.move(pa.table({"id": [0], "x": [0.5], "y": [0.5]}))
+    assert found.num_rows > 100
+    assert index.move(np.array([0]), broker._book.columns.numbers[:1])[0] == found.num_rows
+
+
 @pytest.fixture
 def roads(tmp_path):
     """A ring of six nodes with a way across."""
