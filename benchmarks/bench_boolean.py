@@ -8,9 +8,9 @@ in it. Last, the first call of a fresh process.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from inputs import SPACE, Columns, fitted, message_table, subscription_table
 from matching import fill, found, n_bytes
 from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.book import MAX_ROWS_OF_A_TASK, rows_between
-from provenance import provenance
+from provenance import provenance, write_json
 from timing import Figure, machine_ratio, one_core, seconds, spread
 from workloads import WORKLOADS, Workload
 
@@ -257,8 +257,7 @@ def write(options: Any, results: dict[tuple[str, int], list[Figure]], first: lis
         for figure in figures
     ]
     rows += [{"what": f"first call: {figure.what}", **spread(figure.values)._asdict()} for figure in first]
-    with open(options.json, "w", encoding="utf-8") as file:
-        json.dump(provenance(options) | {"rows": rows}, file, indent=1)
+    write_json(Path(options.json), provenance(options) | {"rows": rows})
 
 
 if __name__ == "__main__":

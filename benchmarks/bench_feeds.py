@@ -13,7 +13,6 @@ With --rivals, for top-k: cSkyband beside kmax and plain skyband, and Skype's in
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from rich.table import Table
 import nearcast as nc
 from inputs import SPACE, fitted, message_table
 from plots import STYLES
-from provenance import provenance
+from provenance import provenance, write_json
 from sweeping import cell_text, console, those_here
 from timing import seconds, spread
 from topk_contest import BUFFERS_OF_THE_PAPER, Setting, TopkContest, interest_table
@@ -80,8 +79,7 @@ def main() -> None:
             print_rivals(workload.name, results[workload.name]["rivals"], options)
     if options.json:
         Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(provenance(options) | {"results": results}, file, indent=1)
+        write_json(Path(options.json), provenance(options) | {"results": results})
 
 
 def figures_of(workload: Workload, options: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from bench_feeds import interest_table
 from bench_spark import MASTER, MESSAGES, Bench, arrive
 from inputs import SPACE, subscription_table, word_lists
 from nearcast.spark import session, stream
-from provenance import provenance
+from provenance import provenance, write_json
 from timing import Figure, slowest, spread
 from workloads import Workload, zipf
 
@@ -71,8 +71,7 @@ def main() -> None:
     print_table(figures, options)
     if options.json:
         rows = [{"what": f.what, "digits": f.digits, **spread(f.values)._asdict()} for f in figures]
-        content = provenance(options) | {"rows": rows}
-        Path(options.json).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(Path(options.json), provenance(options) | {"rows": rows})
 
 
 def mixed_table(workload: Workload, n: int) -> pa.Table:

@@ -9,7 +9,6 @@ timestamps. What is timed are the public calls: `move(table)` and `publish_batch
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nearcast as nc
-from provenance import provenance
+from provenance import provenance, write_json
 from road_network import Network, Objects, advance, network, objects, points_of
 from sweeping import console
 from timing import seconds, spread
@@ -46,8 +45,7 @@ def main() -> None:
         results[name] = figures_of(World(roads, words, options), options)
         print_table(name, results[name], options)
     if options.json:
-        content = provenance(options) | {"results": results}
-        Path(options.json).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(Path(options.json), provenance(options) | {"results": results})
 
 
 def parser() -> argparse.ArgumentParser:

@@ -11,7 +11,6 @@ for boolean subscriptions, whose costs differ far more.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -38,7 +37,7 @@ from nearcast.results.window import taken_messages
 from nearcast.scoring.spatial import blend, spatial_similarity
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import great_circle_distance
-from provenance import provenance
+from provenance import provenance, write_json
 from workloads import DATA, poi
 
 FOLDER = Path(__file__).parent / "report" / "partition"
@@ -303,18 +302,13 @@ def main() -> None:
         names = [name for name in DSKYPE_DATA if name in here]
         rows = [row for name in names for row in dskype_rows(name, options.subscriptions, options.messages)]
         if rows:
-            write(options.out / "dskype.json", setting | {"k": K, "spatial_weight": SPATIAL_WEIGHT, "rows": rows})
+            write_json(options.out / "dskype.json", setting | {"k": K, "spatial_weight": SPATIAL_WEIGHT, "rows": rows})
             draw_dskype(rows, options.out / "dskype.png")
     for name, plan in (("dkm", nearest_plans), ("boolean", boolean_plans)):
         if options.only in (None, name) and DKM_DATA in here:
             plans, rows, columns = plan(options.subscriptions, options.messages)
-            write(options.out / f"{name}.json", setting | {"workers": WORKERS, "rows": rows})
+            write_json(options.out / f"{name}.json", setting | {"workers": WORKERS, "rows": rows})
             draw(options.out / f"{name}.png", plans, columns)
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write figures as JSON."""
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

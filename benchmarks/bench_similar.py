@@ -9,14 +9,14 @@ differ.
 from __future__ import annotations
 
 import argparse
-import json
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from plots import STYLES
-from provenance import provenance
+from provenance import provenance, write_json
 from published import SIMILAR_INDEXES, UNCHOSEN
 from similar_contest import similar_contest
 from sweeping import cell_text, console, those_here
@@ -63,12 +63,8 @@ def main() -> None:
                 rows += [{"workload": workload.name, "subscriptions": n, "index": i, **f} for i, f in figures.items()]
                 print_table(workload.name, n, figures, options.rounds)
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(
-                provenance(options) | {"messages": options.messages, "rounds": options.rounds, "rows": rows},
-                file,
-                indent=1,
-            )
+        content = {"messages": options.messages, "rounds": options.rounds, "rows": rows}
+        write_json(Path(options.json), provenance(options) | content)
 
 
 def print_table(workload: str, n: int, figures: dict[str, dict[str, Any]], n_rounds: int) -> None:

@@ -36,7 +36,7 @@ from inputs import SPACE, fitted, message_table, subscription_table
 from nearcast.spark import match, plan, session, stream
 from nearcast.spark.build import Planned
 from peers.spark_join import keys_of, plain_join
-from provenance import provenance
+from provenance import provenance, write_json
 from timing import Figure, slowest, spread
 from workloads import Workload, zipf
 
@@ -76,7 +76,7 @@ def main() -> None:
     print_table(figures, options)
     if options.json:
         rows = [{"what": figure.what, **spread(figure.values)._asdict()} for figure in figures]
-        Path(options.json).write_text(json.dumps(provenance(options) | {"rows": rows}, indent=1))
+        write_json(Path(options.json), provenance(options) | {"rows": rows})
 
 
 class Bench:
