@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST_CACHE := $(CURDIR)/.venv/test-kernels
 
 .PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-s3 test-cluster test-peers lint check format soak \
-	bench bench-full bench-shards bench-topk-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-topk-scale bench-nearest bench-moving bench-moving-sweeps bench-spark \
+	bench bench-full bench-shards bench-topk-shards bench-nearest-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-topk-scale bench-nearest bench-moving bench-moving-sweeps bench-spark \
 	bench-partition bench-gate lock clean
 
 help:  ## list the targets
@@ -82,6 +82,9 @@ bench-shards: .venv/dev.done  ## how far shards carry: every partitioner, 1 to 3
 
 bench-topk-shards: .venv/dev.done  ## the same for top-k subscriptions, as in DSkype
 	$(BIN)/python benchmarks/bench_topk_shards.py $(OPTIONS)
+
+bench-nearest-shards: .venv/dev.done  ## how even the load of nearest subscriptions is, as in DkM-SKS
+	$(BIN)/python benchmarks/bench_nearest_shards.py $(OPTIONS)
 
 bench-mixed: .venv/dev.done  ## the pipeline on Spark with all kinds of subscriptions and a window
 	$(BIN)/python benchmarks/bench_mixed.py $(OPTIONS)

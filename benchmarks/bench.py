@@ -28,13 +28,14 @@ REPORT = HERE / "report"
 log = Console(stderr=True, log_path=False, soft_wrap=True).log
 
 
-# By the name of its file in the report. Those of FOLDERS write several files.
+# By the name of its file in the report. Those of FOLDERS write several files, to the folder of that name.
 QUICK = {
     "gate": "gate.py",
     "index": "bench_boolean.py --no-broker --messages 10000",
     "peers": "bench_peers.py --subscriptions 100000",
     "shards": "bench_shards.py --subscriptions 100000",
-    "topk-shards": "bench_topk_shards.py --subscriptions 5000 --window 5000 --messages 200 --workloads zipf tweets",
+    "topk-shards": "bench_topk_shards.py --subscriptions 3000 --window 3000 --messages 200 --shards 1 8 32 "
+    "--workloads zipf tweets",
     "mixed": "bench_mixed.py --each 5000 --window 20000 --messages 2000 --rounds 5 --slow-rounds 15",
     "topk": "bench_feeds.py topk --subscriptions 20000 --before 20000 --messages 500",
     "nearest": "bench_feeds.py nearest --k 10 --subscriptions 20000 --before 20000 --messages 500",
@@ -51,25 +52,56 @@ FULL = {
     "shards": "bench_shards.py --subscriptions 1000000",
     # A message has many more results there, and each is checked for every plan.
     "shards-real": "bench_shards.py --subscriptions 200000 --messages 3000 --workloads poi tweets",
-    "topk-shards": "bench_topk_shards.py --subscriptions 50000 --window 15000 --workloads tweets geonames airbnb",
+    "topk-shards": "bench_topk_shards.py --subscriptions 20000 --window 15000 --workloads tweets geonames airbnb",
+    "nearest-shards": "bench_nearest_shards.py --subscriptions 100000",
     "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 100",
     "spark": "bench_spark.py --subscriptions 1000000 --messages 50000",
     "topk": "bench_feeds.py topk --workloads zipf poi tweets --before 15000 --messages 800",
     "nearest": "bench_feeds.py nearest --k 10 --workloads zipf poi tweets --before 15000 --messages 800",
     "moves": "bench_moving.py",
     "partition": "bench_partition.py",
-    "boolean": "bench_boolean_sweeps.py --full",
-    "similar": "bench_similar_sweeps.py --sizes 2000000 10000000",
+    "boolean": "bench_boolean_sweeps.py --full --sweeps keywords regions",
+    "boolean-scale": "bench_boolean_sweeps.py --full --sweeps subscriptions",
+    "boolean-upkeep": "bench_boolean_sweeps.py --sweeps upkeep",
+    "boolean-expressions": "bench_boolean_sweeps.py --full --sweeps expressions expressions_number "
+    "--workloads zipf tweets",
+    "boolean-real": "bench_boolean_sweeps.py --sweeps subscriptions --sizes 50000 100000 200000 --messages 2000 "
+    "--workloads tweets geonames airbnb",
+    "similar": "bench_similar_sweeps.py --sweeps thresholds text_weights message_words subscription_words updates "
+    "similarities",
+    "similar-scale": "bench_similar_sweeps.py --sweeps subscriptions --sizes 500000 1000000 2000000",
+    "similar-large": "bench_similar_sweeps.py --sweeps subscriptions --sizes 5000000 10000000 --workloads zipf "
+    "--messages 5",
     "topk-rivals": "bench_topk_sweeps.py --subscriptions 5000 --window 5000 --sizes 2500 5000 10000 20000 "
     "--windows 2500 5000 10000 20000 --messages 250",
-    "topk-scale": "bench_topk_scale.py --full",
+    "topk-scale": "bench_topk_scale.py --full --sweeps subscriptions results words",
+    "topk-scale-window": "bench_topk_scale.py --full --sweeps window time --windows 1000000 3000000 5000000",
     "topk-scale-real": "bench_topk_scale.py --workloads mixed poi airbnb --sweeps results subscriptions "
     "--sizes 50000 100000 200000",
-    "moving": "bench_moving_sweeps.py --sizes 500000 1000000 2000000",
+    "moving": "bench_moving_sweeps.py --sweeps mobility regions velocity",
+    "moving-scale": "bench_moving_sweeps.py --sweeps subscriptions --sizes 500000 1000000 2000000",
     "nearest-scale": "bench_feeds.py nearest --k 10 --k-drawn --size 10000000 --before 1000000 --messages 1000 "
     "--rounds 10 --churn 100",
 }
-FOLDERS = ("partition", "boolean", "similar", "topk-rivals", "topk-scale", "topk-scale-real", "moving")
+# Sweeps that take long are parts of their own, and are drawn beside those of the same paper.
+FOLDERS = {
+    "partition": "partition",
+    "boolean": "boolean",
+    "boolean-scale": "boolean",
+    "boolean-upkeep": "boolean",
+    "boolean-expressions": "boolean",
+    "boolean-real": "boolean-real",
+    "similar": "similar",
+    "similar-scale": "similar",
+    "similar-large": "similar-large",
+    "topk-rivals": "topk-rivals",
+    "topk-scale": "topk-scale",
+    "topk-scale-window": "topk-scale",
+    "topk-scale-real": "topk-scale-real",
+    "nearest-shards": "nearest-shards",
+    "moving": "moving",
+    "moving-scale": "moving",
+}
 
 
 def main() -> None:
@@ -97,7 +129,7 @@ def main() -> None:
         script, *arguments = command.split()
         where = ["--json", out / f"{name}.json"]
         if name in FOLDERS:
-            where = ["--out", (REPORT if options.full and options.out is None else out) / name]
+            where = ["--out", (REPORT if options.full and options.out is None else out) / FOLDERS[name]]
         at, started = commit(), time.perf_counter()
         try:
             code = exit_code([sys.executable, HERE / script, *arguments, *where])

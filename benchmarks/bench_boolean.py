@@ -22,6 +22,7 @@ import nearcast as nc
 from first_call import first_calls
 from inputs import SPACE, Columns, fitted, message_table, subscription_table
 from matching import fill, found, n_bytes
+from memory import forget_peak, peak_bytes
 from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.book import MAX_ROWS_OF_A_TASK, rows_between
 from provenance import provenance, write_json
@@ -81,6 +82,7 @@ def index_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
     columns = Columns(workload)
     subscriptions = columns.of_subscriptions(workload.subscriptions(n, shares=shares(options)))
     say("building the index")
+    forget_peak()
     build_times = []
     with one_core():
         filled(columns.vocabulary, 1_000, subscriptions)  # compiles
@@ -90,6 +92,7 @@ def index_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
             index = filled(columns.vocabulary, n, subscriptions)
             build_times.append(time.perf_counter() - started)
     say("matching through the index")
+    peak = peak_bytes()
     messages = columns.of_messages(workload.stream((2 * options.rounds + 1) * options.messages))
     starts = range(0, messages.x.size, options.messages)
     batches = [rows_between(messages, start, start + options.messages) for start in starts]
@@ -100,6 +103,7 @@ def index_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
         Figure("index: bytes of postings a subscription", [bytes_of_index], 1),
         Figure("index: bytes of columns a subscription", [bytes_of_columns], 1),
         Figure("index: bytes of both a subscription", [bytes_of_index + bytes_of_columns], 1),
+        Figure("index: peak RSS of the process while it is built, GB", [peak / 1e9], 2),
         *matching_figures(index, subscriptions, batches),
     ]
 
@@ -167,6 +171,7 @@ def broker_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
     """Return the figures of whole brokers, one of one thread and one of two."""
     say = progress(workload, n)
     say("subscribing through brokers")
+    forget_peak()
     brokers = [nc.Broker(space=SPACE, vocabulary=fitted(workload), threads=threads) for threads in (1, 2)]
     subscriptions = workload.subscriptions(n, shares=shares(options))
     subscribe_times = subscribed(brokers, subscription_table(workload, subscriptions))
@@ -195,6 +200,7 @@ def broker_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
         Figure("broker: publish one, µs, 99 % are below", [np.percentile(times, 99) for times in publish_times]),
         Figure("broker: subscribe one, µs, mean", [subscribe_one.mean()]),
         Figure("broker: subscribe one, µs, slowest", [subscribe_one.max()]),
+        Figure("broker: peak RSS of the process with both brokers, GB", [peak_bytes() / 1e9], 2),
     ]
 
 

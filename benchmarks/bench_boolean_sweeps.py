@@ -1,7 +1,8 @@
 """How does the time to match a message grow? The sweeps of the AP-Tree paper (section 5.1.3), ours and the published.
 
-Number of keywords, size of the region, number of subscriptions, and upkeep: the first part of the subscriptions is
-built at once, the rest inserted in small portions. On one core; contest.py says how the indexes take turns.
+Number of keywords, size of the region, number of subscriptions, boolean expressions, and upkeep: the first part of the
+subscriptions is built at once, the rest inserted in small portions. On one core; contest.py says how the indexes take
+turns.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contest import PORTION, Contest
+from plots import SIZES
 from published import BOOLEAN_INDEXES
-from sweeping import Sweep, make_sweeps, sweep_parser, those_here
-from workloads import WORKLOADS
+from sweeping import Sweep, make_sweeps, sized, sweep_parser, those_here
+from workloads import BOOLEAN_WORKLOADS, WORKLOADS
 
 REPORT = Path(__file__).parent / "report" / "boolean"
 MATCHING = {"us": "matching, µs a message", "looked_at": "subscriptions looked at\na message"}
@@ -25,17 +27,18 @@ class Extent(NamedTuple):
     subscriptions: int
     sizes: list[int]
     kept_up: int
+    expressed: int
     messages: int
 
 
-QUICK = Extent(100_000, [100_000, 200_000, 500_000, 1_000_000], 10_000, messages=4_000)
+QUICK = Extent(100_000, [100_000, 200_000, 500_000, 1_000_000], 10_000, 20_000, messages=4_000)
 # Of so many subscriptions a message matches thousands; the answers of a round are held.
-FULL = Extent(1_000_000, [1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000], 100_000, messages=2_000)
+FULL = Extent(1_000_000, [1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000], 100_000, 200_000, messages=2_000)
 
 
 def sweeps(extent: Extent) -> dict[str, Sweep]:
     """Return all sweeps by the name of their files."""
-    n, sizes, n_kept_up, _ = extent
+    n, sizes, n_kept_up, n_expressed, _ = extent
     region = "a square of 0.01 % to 1 % of the space"
     return {
         "keywords": Sweep(
@@ -72,8 +75,8 @@ def sweeps(extent: Extent) -> dict[str, Sweep]:
             setting=f"1 to 5 keywords, {region}",
             x_label="subscriptions",
             x_scale="log",
-            x_ticks={f"{size / 1e6:g} M" if size >= 1e6 else f"{size / 1e3:g} k": size for size in sizes},
-            panels=MATCHING,
+            x_ticks=sized(sizes),
+            panels=MATCHING | SIZES,
             figures=lambda contest, size: contest.matching(contest.workload.subscriptions(size)),
         ),
         "upkeep": Sweep(
@@ -85,19 +88,39 @@ def sweeps(extent: Extent) -> dict[str, Sweep]:
             panels=UPKEEP,
             figures=lambda contest, percent: contest.upkeep(contest.workload.subscriptions(n_kept_up), percent / 100),
         ),
+        "expressions": Sweep(
+            title="Boolean expressions: number of keywords",
+            setting=f"{n_expressed:,} subscriptions, keywords joined by AND and OR, {region}",
+            x_label="keywords of a subscription",
+            x_scale="linear",
+            x_ticks={str(k): k for k in range(3, 8)},
+            panels=MATCHING,
+            figures=lambda contest, k: contest.matching(contest.workload.expressions(n_expressed, k)),
+        ),
+        "expressions_number": Sweep(
+            title="Boolean expressions: number of subscriptions",
+            setting=f"5 keywords joined by AND and OR, {region}",
+            x_label="subscriptions",
+            x_scale="log",
+            x_ticks=sized([n_expressed // 4, n_expressed // 2, n_expressed, 2 * n_expressed]),
+            panels=MATCHING | SIZES,
+            figures=lambda contest, size: contest.matching(contest.workload.expressions(size, 5)),
+        ),
     }
 
 
 def main() -> None:
     """Measure, write pictures and JSON, and print tables."""
-    parser = sweep_parser(__doc__, sweeps(QUICK), WORKLOADS, REPORT)
+    parser = sweep_parser(__doc__, sweeps(QUICK), BOOLEAN_WORKLOADS, REPORT)
+    parser.set_defaults(workloads=list(WORKLOADS))
     parser.add_argument("--subscriptions", type=int, help="for the sweeps of keywords and regions")
     parser.add_argument("--kept-up", type=int, help="subscriptions of the sweep of upkeep")
+    parser.add_argument("--expressed", type=int, help="subscriptions of the sweeps of expressions")
     options = parser.parse_args()
     given = {name: getattr(options, name) for name in Extent._fields if getattr(options, name) is not None}
     extent = (FULL if options.full else QUICK)._replace(**given)
     contests = []
-    for workload in those_here(options.workloads, WORKLOADS):
+    for workload in those_here(options.workloads, BOOLEAN_WORKLOADS):
         contest = Contest(workload, BOOLEAN_INDEXES, n_messages=extent.messages, n_rounds=options.rounds)
         contest.compile(workload.subscriptions(1_000))
         contests.append(contest)

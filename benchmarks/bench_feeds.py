@@ -13,7 +13,6 @@ With --rivals, for top-k: cSkyband beside kmax and plain skyband, and Skype's in
 from __future__ import annotations
 
 import argparse
-import resource
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from rich.table import Table
 
 import nearcast as nc
 from inputs import SPACE, fitted, message_table
+from memory import forget_peak, peak_bytes
 from plots import STYLES
 from provenance import provenance, write_json
 from sweeping import cell_text, console, those_here
@@ -84,6 +84,7 @@ def main() -> None:
 
 def figures_of(workload: Workload, options: Any) -> dict[str, Any]:
     """Return the figures of one workload."""
+    forget_peak()
     run = Run(workload, options)
     is_topk = options.kind == "topk"
     steps = {"messages before": run.publish_before, "subscribe": run.subscribe}
@@ -103,7 +104,7 @@ def figures_of(workload: Workload, options: Any) -> dict[str, Any]:
         "changes a message": sum(told.n_changes for told in rounds) / (options.rounds * options.messages),
         "entries of a buffer": float(run.broker._feeds._buffers.table["size"].mean()),
         **{f"{name}, s": value for name, value in taken.items()},
-        "peak memory, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "peak memory, GB": peak_bytes() / 1e9,
     }
 
 
@@ -193,8 +194,7 @@ class Run:
         return time, into[0].num_rows
 
     def _log(self, text: str) -> None:
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        console.log(f"{self._workload.name}: {text}, at most {memory:.1f} GB")
+        console.log(f"{self._workload.name}: {text}, at most {peak_bytes() / 1e9:.1f} GB")
 
 
 def rivals_of(workload: Workload, options: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ timestamps. What is timed are the public calls: `move(table)` and `publish_batch
 from __future__ import annotations
 
 import argparse
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nearcast as nc
+from memory import forget_peak, peak_bytes
 from provenance import provenance, write_json
 from road_network import Network, Objects, advance, network, objects, points_of
 from sweeping import console
@@ -130,6 +130,7 @@ class World:
 
 def figures_of(world: World, options: Any) -> dict[str, Any]:
     """Return the figures of one network."""
+    forget_peak()
     n_new = options.active // N_ACTIVE_TIMESTAMPS
     vocabulary = nc.Vocabulary.fit(world.messages(min(50_000, options.active), -1000)["keywords"].combine_chunks())
     broker = nc.Broker(
@@ -162,7 +163,7 @@ def figures_of(world: World, options: Any) -> dict[str, Any]:
         "matches a message": float(np.mean(figures["matches"])),
         "active messages": float(broker.stats().active_messages),
         "subscribe, s": taken,
-        "peak memory, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "peak memory, GB": peak_bytes() / 1e9,
     }
 
 

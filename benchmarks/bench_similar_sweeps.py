@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from contest import Contest, Figures
 from nearcast.model import SIMILARITIES
+from plots import SIZES
 from similar_contest import similar_contest, usual_messages
-from sweeping import Sweep, make_sweeps, sweep_parser, those_here
+from sweeping import Sweep, make_sweeps, sized, sweep_parser, those_here
 from workloads import SIMILAR_WORKLOADS
 
 REPORT = Path(__file__).parent / "report" / "similar"
@@ -77,11 +78,11 @@ def sweeps(extent: Extent) -> dict[str, Sweep]:
         "subscriptions": sweep(
             "Number of subscriptions",
             "subscriptions",
-            {f"{size / 1e6:g} M" if size >= 1e6 else f"{size / 1e3:g} k": size for size in sizes},
+            sized(sizes),
             lambda contest, size: contest.matching(contest.workload.interests(size)),
             setting="as the paper draws them",
             x_scale="log",
-            panels=MATCHING | {"build_s": "build, s", "bytes": "bytes a subscription"},
+            panels=MATCHING | SIZES,
         ),
         "updates": sweep(
             "Updates",

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_feeds import Run
-from bench_topk_sweeps import sized
-from sweeping import Sweep, make_sweeps, sweep_parser, those_here
+from sweeping import Sweep, make_sweeps, sized, sweep_parser, those_here
 from timing import spread
 from topk_contest import OURS, Setting
 from workloads import TOPK_WORKLOADS, Workload

@@ -20,7 +20,7 @@ import pyarrow as pa
 import nearcast as nc
 from bench_feeds import interest_table
 from bench_shards import Turn, draw, print_table
-from inputs import SPACE, Columns, fitted, message_table
+from inputs import SPACE, Columns, message_table
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
@@ -29,8 +29,6 @@ from sweeping import console, those_here
 from timing import cpu_seconds, one_core, spread
 from workloads import BOOLEAN_WORKLOADS, Workload
 
-# Those that the paper compares.
-DSKYPE = ("hash", "location", "prefix")
 CHANGE = ("subscription", "message", "change", "score")
 
 
@@ -43,7 +41,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=500, help="messages of a round (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 4, 8, 16, 32], help="(default: 1 and 4 to 32)")
-    parser.add_argument("--partitioners", nargs="+", default=list(DSKYPE), choices=PARTITIONERS)
+    parser.add_argument("--partitioners", nargs="+", default=list(PARTITIONERS), choices=PARTITIONERS)
     parser.add_argument("--workloads", nargs="+", default=["tweets"], choices=BOOLEAN_WORKLOADS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here, and a picture beside")
     options = parser.parse_args()
@@ -64,24 +62,25 @@ def workload_figures(workload: Workload, options: Any) -> dict[str, Any]:
     stream = message_table(workload, points)
     starts = range(options.window, len(stream), options.messages)
     rounds = [stream.slice(start, options.messages) for start in starts]
-    tried = Columns(workload).of_messages(points)
-    statistics = Statistics.of(Columns(workload).of_messages(workload.history), SPACE, size=20_000)
+    columns = Columns(workload)
+    tried = columns.of_messages(points)
+    statistics = Statistics.of(columns.of_messages(workload.history), SPACE, size=20_000)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         full = Path(folder) / "full"
-        filled = nc.Broker(space=SPACE, vocabulary=fitted(workload), window=nc.CountWindow(options.window))
+        filled = nc.Broker(space=SPACE, vocabulary=columns.vocabulary, window=nc.CountWindow(options.window))
         filled.publish_batch(stream.slice(0, options.window))
         filled.save(full)
         whole = shard_of(full, subscriptions)
-        columns = whole._book.columns
+        held_by_one = whole._book.columns
         expected = [changes([whole.publish_batch(some)]) for some in rounds]
         for n_shards in options.shards:
             console.log(f"{workload.name}: {n_shards} shards")
             sides = {}
             for name in options.partitioners:
-                partitioner, placement = PARTITIONERS[name].fit(columns, statistics, n_shards, has_window=True)
+                partitioner, placement = PARTITIONERS[name].fit(held_by_one, statistics, n_shards, has_window=True)
                 held = [placement.slots[placement.shards == shard] for shard in range(n_shards)]
-                told = report(partitioner, placement, columns, tried)
+                told = report(partitioner, placement, held_by_one, tried)
                 sides[name] = ([shard_of(full, subscriptions.take(pa.array(slots))) for slots in held], told)
             turns = measured(workload.name, {name: shards for name, (shards, _) in sides.items()}, rounds, expected)
             for name, (_, told) in sides.items():

@@ -6,11 +6,11 @@ stream whose messages come in bursts. topk_contest.py says how the sides take tu
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweeping import Sweep, console, make_sweeps, sweep_parser, those_here
+from memory import peak_bytes
+from sweeping import Sweep, console, make_sweeps, sized, sweep_parser, those_here
 from topk_contest import Setting, TopkContest
 from workloads import TOPK_WORKLOADS
 
@@ -91,11 +91,6 @@ def sweeps(extent: Extent) -> dict[str, Sweep]:
     }
 
 
-def sized(sizes: list[int]) -> dict[str, float]:
-    """Return sizes by their label."""
-    return {f"{size / 1e6:g} M" if size >= 1e6 else f"{size / 1e3:g} k": size for size in sizes}
-
-
 def main() -> None:
     """Measure, write pictures and JSON, and print tables."""
     parser = sweep_parser(__doc__, sweeps(QUICK), TOPK_WORKLOADS, REPORT)
@@ -107,7 +102,7 @@ def main() -> None:
     extent = (FULL if options.full else QUICK)._replace(**given)
     contests = [TopkContest(workload, options.rounds) for workload in those_here(options.workloads, TOPK_WORKLOADS)]
     make_sweeps(sweeps(extent), contests, options, extent.messages)
-    console.log(f"peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB")
+    console.log(f"peak memory: {peak_bytes() / 1e9:.1f} GB")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from inputs import SPACE, Columns
+from inputs import SPACE, Columns, Subscriptions
 from matching import check_same, fill, found, found_and_verified, n_bytes
+from memory import forget_peak, peak_bytes
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.book import rows_between
@@ -24,15 +25,16 @@ from nearcast.index.protocol import Index
 from nearcast.model import Space
 from nearcast.text.vocabulary import Vocabulary
 from timing import seconds, spread
-from workloads import Interests, Points, Squares, Workload
+from workloads import Points, Workload
 
 OURS = "nearcast"
 # Subscriptions that are inserted at once after the first ones.
 PORTION = 100
 # An index of more subscriptions than this is left out if it would take more than so many bytes, as its growth among a
-# tenth of them tells: AP-Tree puts some into very many cells.
-MAX_UNASKED = 500_000
-MAX_BYTES = 5e9
+# small part of them tells, the more with each step: AP-Tree puts some into very many cells.
+MAX_UNASKED = 100_000
+MAX_BYTES = 8e9
+ASKED_OF = (1 / 80, 1 / 40, 1 / 20, 1 / 10)
 
 MakeIndex = Callable[[Space, Vocabulary], Index]
 Figures = dict[str, Any]
@@ -100,7 +102,7 @@ class Contest:
         starts = range(0, messages.x.size, self._size)
         self._rounds = [rows_between(messages, start, start + self._size) for start in starts]
 
-    def matching(self, some: Squares | Interests) -> dict[str, Figures]:
+    def matching(self, some: Subscriptions) -> dict[str, Figures]:
         """Return the figures of matching with subscriptions that were inserted at once; else why it is left out."""
         subscriptions = self._columns.of_subscriptions(some)
         n = subscriptions.kinds.size
@@ -116,14 +118,16 @@ class Contest:
         for group in self._groups(n, [name for name in self._indexes if name not in left_out]):
             for name in group:
                 indexes[name] = index = self._empty(name)
+                before = forget_peak()
                 build_time = seconds(lambda index=index: fill(index, np.arange(n), subscriptions))
-                built[name] = {"build_s": build_time, "bytes": n_bytes(index) / n}
+                grown = peak_bytes() - before
+                built[name] = {"build_s": build_time, "bytes": n_bytes(index) / n, "peak_bytes": grown / n}
             for messages in self._rounds:
                 self._take_turns(indexes, subscriptions, messages, tallies)
             indexes = {OURS: indexes[OURS]}
         return {name: left_out.get(name) or built[name] | tallies[name].figures() for name in self._indexes}
 
-    def upkeep(self, some: Squares | Interests, share: float, portion: int = PORTION) -> dict[str, Figures]:
+    def upkeep(self, some: Subscriptions, share: float, portion: int = PORTION) -> dict[str, Figures]:
         """Return the figures of inserting all but the first share in portions, and of matching afterwards."""
         subscriptions = self._columns.of_subscriptions(some)
         n = subscriptions.kinds.size
@@ -167,7 +171,7 @@ class Contest:
                 expected = answer
             check_same(expected, answer, f"{self.workload.name}, {name}")
 
-    def compile(self, some: Squares | Interests) -> None:
+    def compile(self, some: Subscriptions) -> None:
         """Use all that is measured once with a few subscriptions, so that nothing is compiled later."""
         subscriptions = self._columns.of_subscriptions(some)
         n = subscriptions.kinds.size
@@ -185,12 +189,17 @@ class Contest:
         n = subscriptions.kinds.size
         if n <= MAX_UNASKED or name == OURS:
             return 0.0
-        sizes = []
-        for n_first in (n // 20, n // 10):
+        before = expected = 0.0
+        for share in ASKED_OF:
             index = self._empty(name)
-            fill(index, np.arange(n_first), subscriptions)
-            sizes.append(n_bytes(index))
-        return float(sizes[1] * 10 ** math.log2(sizes[1] / sizes[0]))
+            fill(index, np.arange(round(share * n)), subscriptions)
+            size = float(n_bytes(index))
+            if before:
+                expected = size * (1 / share) ** math.log2(size / before)
+            if expected > MAX_BYTES:
+                break
+            before = size
+        return expected
 
     def _groups(self, n: int, names: list[str]) -> list[list[str]]:
         """Return the indexes to be built together; ours is first, and stays."""

@@ -9,11 +9,13 @@ import pyarrow as pa
 
 import nearcast as nc
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.index.compile import compiled
+from nearcast.index.compile import compiled, parsed
 from nearcast.kernels.verify import SIMILAR
 from nearcast.model import SIMILARITIES
 from nearcast.space.regions import BOX
-from workloads import Interests, Points, Squares, Workload
+from workloads import Expressions, Interests, Points, Squares, Workload
+
+Subscriptions = Squares | Expressions | Interests
 
 # Points lie in the unit square, and squares around them may stick out. No two points are farther apart than max_dist.
 SPACE = nc.Planar(-0.1, -0.1, 1.1, 1.1, max_dist=2**0.5)
@@ -31,9 +33,18 @@ class Columns:
         self.vocabulary = fitted(workload)
         self._token_ids = np.array([self.vocabulary.admit(word) for word in workload.words.to_pylist()], np.int32)
 
-    def of_subscriptions(self, some: Squares | Interests) -> SubscriptionColumns:
+    def of_subscriptions(self, some: Subscriptions) -> SubscriptionColumns:
         """Return subscriptions as columns."""
-        return self._of_squares(some) if isinstance(some, Squares) else self._of_interests(some)
+        if isinstance(some, Squares):
+            return self._of_squares(some)
+        return self._of_expressions(some) if isinstance(some, Expressions) else self._of_interests(some)
+
+    def _of_expressions(self, some: Expressions) -> SubscriptionColumns:
+        subscriptions = (
+            nc.Boolean(number, text, within=nc.Box(*box))
+            for number, (text, box) in enumerate(zip(some.texts, some.boxes.tolist(), strict=True))
+        )
+        return compiled([parsed(one, self.vocabulary, SPACE) for one in subscriptions], self.vocabulary, 0)
 
     def _of_squares(self, some: Squares) -> SubscriptionColumns:
         n = len(some.boxes)

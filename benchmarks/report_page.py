@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from peers import ONE_BY_ONE, label
-from plots import STYLES
+from plots import SIZES, STYLES
 from report_origins import machine_lines, origins
 from report_shards import scale, shards
 from report_summary import summary
@@ -194,19 +194,21 @@ def published(folder: Path) -> list[str]:
 
 
 def sweep_table(sweep: dict[str, Any]) -> list[str]:
-    """Return the medians of what was timed, and the results that belong to them, for all values."""
+    """Return the medians of what was timed, what an index takes, and the results that belong to it, for all values."""
     rows = sweep["rows"]
     panels = {key: " ".join(told.split()) for key, told in sweep["panels"].items()}
-    timed = {key: told for key, told in panels.items() if any(isinstance(row.get(key), dict) for row in rows)}
+    shown = {
+        key: told for key, told in panels.items() if key in SIZES or any(isinstance(row.get(key), dict) for row in rows)
+    }
     lines = []
     for workload in sweep["workloads"]:
         some = [row for row in rows if row["workload"] == workload]
-        for key, told in timed.items():
+        for key, told in shown.items():
             for index in dict.fromkeys(row["index"] for row in some):
                 lines.append([f"{workload}, {STYLES[index]['label']}", told, *cells(sweep, some, index, key)])
         for key, told in RESULTS.items():
             if key in some[0]:
-                lines.append([f"{workload}, all", told, *cells(sweep, some, "nearcast", key)])
+                lines.append([f"{workload}, all", told, *cells(sweep, some, some[0]["index"], key)])
     ticks = (" ".join(tick.split()) for tick in sweep["x_ticks"])
     return table([sweep["x_label"], "median", *ticks], lines)
 

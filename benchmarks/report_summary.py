@@ -28,10 +28,10 @@ def summary(folder: Path) -> list[str]:
         setting = f"{result['subscriptions']:,} boolean subscriptions, {result['workload']}"
         measure = f"messages/s on one core, {text(ours['matches'])} results each"
         rows.append([setting, measure, f"**{text(ours['per_second'])}**", others])
-    for name in ("boolean", "similar"):
+    for name, kind in (("boolean", "boolean"), ("similar", "similar"), ("similar-large", "similar")):
         sweep = read(sweeps_of(folder) / name / "subscriptions.json")
         if sweep is not None:
-            rows += sweep_summary(sweep, name)
+            rows += sweep_summary(sweep, kind)
     rows += scale_summary(folder)
     for row in (read(folder / "mixed.json") or {"rows": []})["rows"]:
         if row["what"].startswith(("sustained", "at half")):
@@ -40,7 +40,7 @@ def summary(folder: Path) -> list[str]:
     return left_table(["", "", "Nearcast", "beside it, the best first"], rows) if rows else []
 
 
-def sweep_summary(sweep: dict[str, Any], name: str) -> list[list[str]]:
+def sweep_summary(sweep: dict[str, Any], kind: str) -> list[list[str]]:
     """Return a row for each workload: ours beside the published algorithms, with the most subscriptions."""
     last = max(row["x"] for row in sweep["rows"])
     found = []
@@ -52,7 +52,7 @@ def sweep_summary(sweep: dict[str, Any], name: str) -> list[list[str]]:
         others += [
             f"{STYLES[index]['label']} left out for its memory" for index, row in rows.items() if "us" not in row
         ]
-        setting = f"{last:,} {name} subscriptions, {workload}"
+        setting = f"{last:,} {kind} subscriptions, {workload}"
         measure = f"µs a message, one core, {text(ours['matches'])} results each"
         found.append([setting, measure, f"**{text(ours['us'])}**", "; ".join(others)])
     return found

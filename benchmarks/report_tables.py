@@ -12,10 +12,13 @@ from timing import Spread
 # By the folder of their sweeps: what is beside ours.
 SWEEPS = {
     "boolean": "beside AP-Tree, RQ-Tree, IQ-Tree and RIL as published",
+    "boolean-real": "the same on other data sets",
     "similar": "beside STAMP's filters as published",
+    "similar-large": "beside STAMP's filters as published, up to the size of the paper",
     "topk-rivals": "top-k subscriptions beside kmax, skyband and IGPT",
     "topk-scale": "top-k subscriptions at the sizes of the Skype paper",
     "topk-scale-real": "top-k subscriptions on real words and places",
+    "nearest-shards": "nearest subscriptions divided by DkM-SKS, KOP and SOP as published",
     "moving": "beside a grid with ranked lists",
 }
 # How each part was made: its command, when, with which commit, how long it took.

@@ -34,10 +34,13 @@ class Sweep(NamedTuple):
     figures: Callable[[Contest, Any], dict[str, Figures]]
 
 
-def sweep_parser(doc: str, names: Iterable[str], workloads: Iterable[str], out: Path) -> argparse.ArgumentParser:
+def sweep_parser(
+    doc: str, names: Iterable[str], workloads: Iterable[str], out: Path, *, has_full: bool = True
+) -> argparse.ArgumentParser:
     """Return the options that all sweeps have."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="as many subscriptions as the paper has; takes hours")
+    if has_full:
+        parser.add_argument("--full", action="store_true", help="as many subscriptions as the paper has; takes hours")
     parser.add_argument("--sweeps", nargs="+", default=list(names), choices=list(names), help="(default: all)")
     parser.add_argument(
         "--workloads", nargs="+", default=list(workloads), choices=list(workloads), help="(default: all)"
@@ -47,6 +50,11 @@ def sweep_parser(doc: str, names: Iterable[str], workloads: Iterable[str], out: 
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--out", type=Path, default=out, help="folder for pictures and data")
     return parser
+
+
+def sized(sizes: list[int]) -> dict[str, float]:
+    """Return sizes by their label."""
+    return {f"{size / 1e6:g} M" if size >= 1e6 else f"{size / 1e3:g} k": size for size in sizes}
 
 
 def those_here(names: Iterable[str], workloads: Mapping[str, Callable[[], Workload | None]]) -> list[Workload]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -54,6 +55,13 @@ class Squares(NamedTuple):
     boxes: Any
 
 
+class Expressions(NamedTuple):
+    """Boolean subscriptions of words that AND and OR join: texts, and boxes as those of Squares."""
+
+    texts: list[str]
+    boxes: Any
+
+
 class Interests(NamedTuple):
     """Similarity subscriptions: ragged rows of word numbers, ascending, places, and what each one asks for."""
 
@@ -98,6 +106,14 @@ class Workload:
         sizes = np.concatenate([np.diff(part.word_offsets) for part in parts])
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         return Squares(offsets, np.concatenate([p.words for p in parts]), np.concatenate([p.boxes for p in parts]))
+
+    def expressions(self, n: int, n_words: int) -> Expressions:
+        """Return subscriptions whose words are joined by AND and OR, each as likely, in a tree drawn by chance."""
+        some = self.subscriptions(n, n_words=(n_words, n_words))
+        draw = random.Random(3001)
+        strings = [f'"{word}"' for word in self.words.take(pa.array(some.words)).to_pylist()]
+        rows = zip(some.word_offsets[:-1].tolist(), some.word_offsets[1:].tolist(), strict=True)
+        return Expressions([expression_of(strings[start:stop], draw) for start, stop in rows], some.boxes)
 
     def interests(
         self,
@@ -173,6 +189,15 @@ def some_words(messages: Points, n_words: tuple[int, int], draw: np.random.Gener
     words = messages.words[chosen]
     words = words[np.lexsort((words, rows[chosen]))]
     return np.concatenate([[0], np.cumsum(wanted)]), words
+
+
+def expression_of(operands: list[str], draw: random.Random) -> str:
+    """Return an expression that has every operand once: two neighbours are joined until one is left."""
+    while len(operands) > 1:
+        place = draw.randrange(len(operands) - 1)
+        joint = f"({operands[place]} {draw.choice(('AND', 'OR'))} {operands[place + 1]})"
+        operands = [*operands[:place], joint, *operands[place + 2 :]]
+    return operands[0]
 
 
 # --- generated

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import multiprocessing
-import re
 import signal
 import sys
 import time
@@ -17,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 import nearcast as nc
+from memory import give_back_memory, memory
 from peers import started_peer
 from peers.protocol import Answer, Peer, UnavailableError
 
@@ -132,24 +130,3 @@ def answer_of(peer: Peer, method: str, arguments: tuple[Any, ...]) -> Any:
     except Exception as error:
         return UnavailableError(f"it failed in {method}: {type(error).__name__}: {error}")
     return time.perf_counter() - started if method == "prepare" else told
-
-
-def give_back_memory() -> None:
-    """Give memory that is held for nothing back to the system, as far as that can be asked for."""
-    gc.collect()
-    pa.default_memory_pool().release_unused()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # of glibc
-
-
-def memory(pids: list[int], field: str) -> int:
-    """Return the bytes of a field of the processes' memory (Pss, VmHWM), added; 0 where the system does not tell."""
-    total = 0
-    for pid in pids:
-        try:
-            told = "".join(Path(f"/proc/{pid}/{name}").read_text() for name in ("smaps_rollup", "status"))
-        except OSError:
-            continue
-        found = re.search(rf"^{field}:\s+(\d+) kB", told, re.MULTILINE)
-        total += 1024 * int(found[1]) if found else 0
-    return total

@@ -1,5 +1,6 @@
 """The page of a report tells what was measured, what was skipped and why, whatever part of it is there."""
 
+import itertools
 import json
 import re
 
@@ -13,6 +14,7 @@ import sweeping
 from provenance import write_results
 from published import BOOLEAN_INDEXES
 from report_page import marks, write_page, write_readme
+from report_tables import SWEEPS
 from workloads import zipf
 
 RATE = {"median": 1000.0, "low": 900.0, "high": 1100.0}
@@ -143,7 +145,43 @@ def test_sweeps_and_what_was_left_out_of_them(tmp_path, monkeypatch):
         assert "RIL left out for its memory" in page
         assert re.search(r"\| zipf, Nearcast \| matching, µs a message \| [\d.,]+ \| [\d.,]+ \|", page)
         assert re.search(r"\| zipf, RIL \| matching, µs a message \| [\d.,]+ \|  \|", page)
+        assert re.search(r"\| zipf, RIL \| bytes a subscription \| [\d.,]+ \|  \|", page)
+        assert re.search(r"\| zipf, Nearcast \| peak RSS to build it, bytes a subscription \| [\d.,]+ \|", page)
     assert (tmp_path / "boolean" / "subscriptions.png").stat().st_size > 0
+
+
+def test_the_growth_of_a_small_part_is_enough_to_leave_an_index_out(monkeypatch):
+    monkeypatch.setattr(contest, "MAX_UNASKED", 0)
+    monkeypatch.setattr(contest, "MAX_BYTES", 1_000)
+    n_filled = []
+    fill = contest.fill
+    monkeypatch.setattr(contest, "fill", lambda index, slots, *_: n_filled.append(slots.size) or fill(index, slots, *_))
+    workload = zipf()
+    sides = contest.Contest(workload, {"ril": BOOLEAN_INDEXES["ril"]}, n_messages=20, n_rounds=1, n_warm_up=5)
+    figures = sides.matching(workload.subscriptions(8_000))
+    assert "left_out" in figures["ril"]
+    # Two small parts of the published index, then all of ours.
+    assert n_filled == [100, 200, 8_000]
+
+
+def test_every_part_of_a_report_has_a_script_and_a_place():
+    names = {path.name for path in bench.HERE.glob("*.py")}
+    for parts in (bench.QUICK, bench.FULL):
+        assert {command.split()[0] for command in parts.values()} <= names
+    assert set(bench.FOLDERS) <= set(bench.FULL)
+    # What is drawn there is also on the page.
+    assert set(bench.FOLDERS.values()) == {*SWEEPS, "partition"}
+    # No two parts draw the same picture of a folder, and none overwrites the file of another.
+    drawn = [(bench.FOLDERS[name], sweep) for name in bench.FOLDERS for sweep in sweeps_of_a_part(bench.FULL[name])]
+    assert len(drawn) == len(set(drawn))
+
+
+def sweeps_of_a_part(command):
+    words = command.split()
+    if "--sweeps" not in words:
+        return ["all"]
+    after = words[words.index("--sweeps") + 1 :]
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), after))
 
 
 def test_a_sweep_keeps_workloads_that_were_measured_before_in_the_same_way(tmp_path):

@@ -1,0 +1,21 @@
+"""The peak of a process can be forgotten, so that each setting of a benchmark has its own."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from memory import forget_peak, peak_bytes
+
+N_BYTES = 200_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process forget its peak")
+def test_what_was_held_before_is_forgotten():
+    before = forget_peak()
+    held = np.ones(N_BYTES, np.int8)
+    # The system counts a few pages late.
+    assert peak_bytes() - before >= 0.9 * N_BYTES
+    del held
+    assert peak_bytes() - before >= 0.9 * N_BYTES
+    assert forget_peak() < before + N_BYTES / 2
