@@ -150,6 +150,15 @@ def main() -> None:
         raise SystemExit(f"parts that failed: {', '.join(failures)}")
 
 
+def hear_signals() -> None:
+    """Let this process, and what it starts, be interrupted.
+
+    In the background of a script a process ignores that, and so would its children.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 def exit_code(command: list[Any]) -> int:
     """Run a command; one that is interrupted has the time to end what it has started."""
     # In a group of its own, so that an interruption reaches it once, from here.
@@ -163,4 +172,5 @@ def exit_code(command: list[Any]) -> int:
 
 
 if __name__ == "__main__":
+    hear_signals()
     main()

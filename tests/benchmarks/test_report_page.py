@@ -2,7 +2,12 @@
 
 import itertools
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -40,6 +45,15 @@ PROVENANCE = {
 
 
 COUNTED = '{"counts": {}}'
+SLOW = """
+import pathlib, time
+pathlib.Path("started").touch()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    pathlib.Path("ended").touch()
+    raise
+"""
 
 
 def test_an_empty_folder(tmp_path):
@@ -174,6 +188,33 @@ def test_every_part_of_a_report_has_a_script_and_a_place():
     # No two parts draw the same picture of a folder, and none overwrites the file of another.
     drawn = [(bench.FOLDERS[name], sweep) for name in bench.FOLDERS for sweep in sweeps_of_a_part(bench.FULL[name])]
     assert len(drawn) == len(set(drawn))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_what_it_has_started(tmp_path, number):
+    (tmp_path / "slow.py").write_text(SLOW)
+    code = (
+        "import pathlib, bench; bench.HERE = pathlib.Path('.'); bench.QUICK = {'gate': 'slow.py'}; "
+        "bench.hear_signals(); bench.main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "--out", "report"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(bench.HERE)},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background of a script
+    )
+    try:
+        for _ in range(600):
+            if (tmp_path / "started").exists() or process.poll() is not None:
+                break
+            time.sleep(0.1)
+        process.send_signal(number)
+        assert "interrupted in gate; --missing goes on from there" in process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert (tmp_path / "ended").exists()
 
 
 def sweeps_of_a_part(command):
