@@ -60,7 +60,8 @@ FULL = {
     "nearest": "bench_feeds.py nearest --k 10 --workloads zipf poi tweets --before 15000 --messages 800",
     "moves": "bench_moving.py",
     "partition": "bench_partition.py",
-    "boolean": "bench_boolean_sweeps.py --full --sweeps keywords regions",
+    "boolean": "bench_boolean_sweeps.py --full --sweeps keywords",
+    "boolean-regions": "bench_boolean_sweeps.py --full --sweeps regions",
     "boolean-scale": "bench_boolean_sweeps.py --full --sweeps subscriptions",
     "boolean-upkeep": "bench_boolean_sweeps.py --sweeps upkeep",
     "boolean-expressions": "bench_boolean_sweeps.py --full --sweeps expressions expressions_number "
@@ -87,6 +88,7 @@ FULL = {
 FOLDERS = {
     "partition": "partition",
     "boolean": "boolean",
+    "boolean-regions": "boolean",
     "boolean-scale": "boolean",
     "boolean-upkeep": "boolean",
     "boolean-expressions": "boolean",
