@@ -25,10 +25,12 @@ from report_tables import PARTS, read
 HERE = Path(__file__).parent
 REPORT = HERE / "report"
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 log = Console(stderr=True, log_path=False, soft_wrap=True).log
 
 
-# By the name of its file in the report. Those of FOLDERS write several files, to the folder of that name.
+# By the name of its file in the report. Those of FOLDERS write several files, to the folder told there.
 QUICK = {
     "gate": "gate.py",
     "index": "bench_boolean.py --no-broker --messages 10000",
@@ -157,7 +159,7 @@ def hear_signals() -> None:
 
     In the background of a script a process ignores that, and so would its children.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
 
 
@@ -168,8 +170,12 @@ def exit_code(command: list[Any]) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
+        # Another interruption must not keep this from waiting for it.
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
         process.send_signal(signal.SIGINT)
         process.wait()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         raise
 
 

@@ -111,8 +111,7 @@ def sweeps(extent: Extent) -> dict[str, Sweep]:
 
 def main() -> None:
     """Measure, write pictures and JSON, and print tables."""
-    parser = sweep_parser(__doc__, sweeps(QUICK), BOOLEAN_WORKLOADS, REPORT)
-    parser.set_defaults(workloads=list(WORKLOADS))
+    parser = sweep_parser(__doc__, sweeps(QUICK), BOOLEAN_WORKLOADS, REPORT, usual=WORKLOADS)
     parser.add_argument("--subscriptions", type=int, help="for the sweeps of keywords and regions")
     parser.add_argument("--kept-up", type=int, help="subscriptions of the sweep of upkeep")
     parser.add_argument("--expressed", type=int, help="subscriptions of the sweeps of expressions")

@@ -28,7 +28,7 @@ from plots import STYLES
 from provenance import provenance, write_json
 from sweeping import cell_text, console, those_here
 from timing import seconds, spread
-from topk_contest import BUFFERS_OF_THE_PAPER, Setting, TopkContest, interest_table
+from topk_contest import BUFFERS_OF_THE_PAPER, Setting, TopkContest, drawn_ks, interest_table
 from workloads import SIMILAR_WORKLOADS, TOPK_WORKLOADS, Workload, points_at
 
 # What is published or registered at once before the clock starts; each portion has its answers in one table.
@@ -171,10 +171,9 @@ class Run:
     def _subscribe(self, n: int) -> float:
         first = self._ids[1]
         some = self._workload.interests(n, first=first, n_words=tuple(self._options.words))
-        table = interest_table(self._workload, some, self._options.kind, self._options.k, first)
-        if self._options.k_drawn:
-            ks = np.random.default_rng(first).integers(1, self._options.k + 1, n)
-            table = table.set_column(table.schema.get_field_index("k"), "k", pa.array(ks))
+        k = self._options.k
+        ks = drawn_ks(k, first, n) if self._options.k_drawn else k
+        table = interest_table(self._workload, some, self._options.kind, ks, first)
         self._ids[1] += n
         return seconds(lambda: self.broker.subscribe(table))
 

@@ -4,8 +4,10 @@ A worker is a broker with some of the subscriptions, and hears every message. On
 have their results of, the partitioners divide the subscriptions. In each time-stamp then come messages, subscriptions,
 given to a worker by the partitioner, and as many others go. Workers take these in one after another on one core, and
 the clock counts what the thread computes. The *update* is that of the busiest worker, as if each had a core like this
-one; *balance*, as in the paper, is by how much it differs from that of the least busy. Partitioners take turns, and all
-must have the changes that one broker has.
+one, and the placing of new subscriptions, which is done in one place. *Balance*, as in the paper, is by how much the
+busiest and the least busy differ in what they spend on messages; equal workers would differ too, as measured times do.
+The *load* is a count: the postings that the messages of all time-stamps should hit, by the first plan. Partitioners
+take turns, and all must have the changes that one broker has.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ import pyarrow as pa
 import nearcast as nc
 from bench_topk_shards import changes
 from inputs import SPACE, Columns, message_table
-from nearcast.columns import MessageColumns
+from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.book import rows_between
+from nearcast.index.compile import taken
+from nearcast.partition.protocol import Placement
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
 from sweeping import Sweep, make_sweeps, sized, sweep_parser, those_here
 from timing import cpu_seconds, spread
-from topk_contest import interest_table
+from topk_contest import drawn_ks, interest_table
 from workloads import SIMILAR_WORKLOADS, Workload
 
 REPORT = Path(__file__).parent / "report" / "nearest-shards"
@@ -35,8 +39,10 @@ SIDES = ("dkm", "kop", "sop", "hash")
 PANELS = {
     "update_ms": "update, ms of the busiest worker\na time-stamp",
     "balance_ms": "balance, busiest less least busy,\nms a time-stamp",
-    "load": "postings hit in the busiest worker\nover the mean",
+    "place_ms": "placing subscriptions,\nms a time-stamp",
+    "load": "postings to be hit by the first plan,\nbusiest worker over the mean",
 }
+MEMBERS_OF_A_SUBSET = 5
 # What is published at once before: while subscriptions have few results, each message changes many of them.
 FIRST_PORTION, MAX_PORTION = 16, 5_000
 
@@ -57,11 +63,34 @@ class Timestamps(NamedTuple):
     churn: int = 100
 
 
+class News(NamedTuple):
+    """What a time-stamp brings: messages, and the subscriptions that come and go, also as columns."""
+
+    messages: pa.Table
+    coming: pa.Table
+    coming_columns: SubscriptionColumns
+    going: Any  # ids
+    going_columns: SubscriptionColumns
+
+
+class Taken(NamedTuple):
+    """Seconds of a time-stamp: of placing subscriptions, and of each worker for messages and for subscriptions."""
+
+    placing: float
+    publishing: Any
+    changing: Any
+
+
 class Side:
     """The workers of one partitioner."""
 
-    def __init__(self, name: str, columns: Any, statistics: Statistics, tried: MessageColumns, setting: Setting):
-        self._partitioner, placement = PARTITIONERS[name].fit(columns, statistics, setting.workers)
+    def __init__(
+        self, name: str, columns: SubscriptionColumns, statistics: Statistics, tried: MessageColumns, setting: Setting
+    ):
+        # The paper's subsets have about so many members; its gamma_1 is chosen for 10 million subscriptions.
+        gamma_1 = max(1, setting.subscriptions // (MEMBERS_OF_A_SUBSET * setting.workers))
+        options = {"gamma_1": gamma_1} if name == "dkm" else {}
+        self._partitioner, placement = PARTITIONERS[name].fit(columns, statistics, setting.workers, **options)
         self.load = report(self._partitioner, placement, columns, tried).measured.busiest_over_mean
         self._homes = placement.shards  # by id; nobody has two of them
         assert self._homes.size == setting.subscriptions
@@ -73,25 +102,37 @@ class Side:
             rows = np.flatnonzero(self._homes == number)
             self._workers.append(broker_of(vocabulary, subscriptions.take(pa.array(rows)), before))
 
-    def update(self, messages: pa.Table, new: pa.Table, columns: Any, leaving: range) -> tuple[Any, list[pa.Table]]:
-        """Take in a time-stamp; return the seconds of each worker, and their changes."""
-        homes = self._partitioner.add(columns).shards
-        self._homes = np.concatenate([self._homes, homes])
-        gone = np.arange(leaving.start, leaving.stop)
+    def update(self, news: News, first: int) -> tuple[Taken, list[pa.Table]]:
+        """Take in a time-stamp, the worker `first` before the others; return the times, and the changes."""
+        homes: list[Any] = []
+        placing = cpu_seconds(lambda: homes.append(self._placed(news)))
+        self._homes = np.concatenate([self._homes, homes[0]])
         tables: list[pa.Table] = []
+        publishing, changing = np.zeros((2, len(self._workers)))
+        # Or the first worker would fetch the words and messages into the caches for all.
+        self._workers[0].analyze(news.messages)
+        for number in np.roll(np.arange(len(self._workers)), -first).tolist():
+            worker = self._workers[number]
+            coming = news.coming.take(pa.array(np.flatnonzero(homes[0] == number)))
+            going = news.going[self._homes[news.going] == number].tolist()
+            publishing[number] = cpu_seconds(lambda w=worker: tables.append(w.publish_batch(news.messages)))
+            changing[number] = cpu_seconds(lambda w=worker, c=coming, g=going: change(w, c, g))
+        return Taken(placing, publishing, changing), tables
 
-        def take(number: int, worker: nc.Broker) -> None:
-            tables.append(worker.publish_batch(messages))
-            if coming[number].num_rows:
-                worker.subscribe(coming[number])
-            if going[number]:
-                worker.unsubscribe(going[number])
+    def _placed(self, news: News) -> Any:
+        """Return the workers of the subscriptions that come; those that go give up their places."""
+        n = news.going.size
+        placement = Placement(np.arange(n + 1), self._homes[news.going])
+        self._partitioner.remove(news.going_columns, placement)
+        return self._partitioner.add(news.coming_columns).shards
 
-        numbers = range(len(self._workers))
-        coming = [new.take(pa.array(np.flatnonzero(homes == number))) for number in numbers]
-        going = [gone[self._homes[gone] == number].tolist() for number in numbers]
-        times = [cpu_seconds(lambda n=number: take(n, self._workers[n])) for number in numbers]
-        return np.array(times), tables
+
+def change(worker: nc.Broker, coming: pa.Table, going: list[int]) -> None:
+    """Let subscriptions come and others go."""
+    if coming.num_rows:
+        worker.subscribe(coming)
+    if going:
+        worker.unsubscribe(going)
 
 
 class Workers:
@@ -112,42 +153,53 @@ class Workers:
 
     def figures(self, setting: Setting) -> dict[str, dict[str, Any]]:
         """Return times and counts of every partitioner."""
-        vocabulary, churn = self._columns.vocabulary, self._stamps.churn
+        vocabulary = self._columns.vocabulary
         subscriptions = self._table(setting, 0, setting.subscriptions)
         whole = broker_of(vocabulary, subscriptions, self._before)
         sides = {name: Side(name, whole._book.columns, self._statistics, self._tried, setting) for name in SIDES}
         for side in sides.values():
             side.fill(vocabulary, subscriptions, self._before)
-        times: dict[str, list[Any]] = {name: [] for name in sides}
+        times: dict[str, list[Taken]] = {name: [] for name in sides}
         n_changes = 0
         for number, messages in enumerate(self._rounds):
-            first = setting.subscriptions + number * churn
-            new, leaving = self._table(setting, first, churn), range(number * churn, (number + 1) * churn)
             expected = changes([whole.publish_batch(messages)])
-            whole.subscribe(new)
-            whole.unsubscribe(list(leaving))
-            columns = broker_of(vocabulary, new, [])._book.columns
+            news = self._news(whole, messages, setting, number)
             for name, side in sides.items():
-                taken, tables = side.update(messages, new, columns, leaving)
+                taken_times, tables = side.update(news, number)
                 if changes(tables) != expected:
                     raise RuntimeError(f"{self.workload.name}, {name}, {setting}: changes differ from one broker's")
                 # The first time-stamp compiles what is not compiled yet.
-                times[name] += [1e3 * taken] if number else []
+                times[name] += [taken_times] if number else []
             n_changes += len(expected) if number else 0
-        return {
-            name: {
-                "update_ms": spread([float(one.max()) for one in several])._asdict(),
-                "balance_ms": spread([float(one.max() - one.min()) for one in several])._asdict(),
-                "load": sides[name].load,
-                "changes": n_changes / (self._n_rounds * self._stamps.messages),
-            }
-            for name, several in times.items()
-        }
+        counts = {"changes": n_changes / (self._n_rounds * self._stamps.messages)}
+        return {name: figures_of(several) | {"load": sides[name].load} | counts for name, several in times.items()}
+
+    def _news(self, whole: nc.Broker, messages: pa.Table, setting: Setting, number: int) -> News:
+        """Return what a time-stamp brings; the broker that has all subscriptions takes them in and gives them up."""
+        churn = self._stamps.churn
+        coming = self._table(setting, setting.subscriptions + number * churn, churn)
+        going = np.arange(number * churn, (number + 1) * churn)
+        whole.subscribe(coming)
+        columns = [
+            taken(whole._book.columns, np.array(whole._book.slots_of(ids)))
+            for ids in (coming["id"].to_pylist(), going.tolist())
+        ]
+        whole.unsubscribe(going.tolist())
+        return News(messages, coming, columns[0], going, columns[1])
 
     def _table(self, setting: Setting, first: int, n: int) -> pa.Table:
-        table = interest_table(self.workload, self.workload.interests(n, first=first), "nearest", setting.k, first)
-        ks = np.random.default_rng(first).integers(1, setting.k + 1, n)
-        return table.set_column(table.schema.get_field_index("k"), "k", pa.array(ks))
+        some = self.workload.interests(n, first=first)
+        return interest_table(self.workload, some, "nearest", drawn_ks(setting.k, first, n), first)
+
+
+def figures_of(times: list[Taken]) -> dict[str, Any]:
+    """Return the times of one partitioner, in milliseconds."""
+    figures = {
+        "update_ms": [one.placing + (one.publishing + one.changing).max() for one in times],
+        "balance_ms": [one.publishing.max() - one.publishing.min() for one in times],
+        "place_ms": [one.placing for one in times],
+    }
+    return {name: spread([1e3 * float(value) for value in values])._asdict() for name, values in figures.items()}
 
 
 def broker_of(vocabulary: nc.Vocabulary, subscriptions: pa.Table, before: list[pa.Table]) -> nc.Broker:
@@ -175,7 +227,15 @@ def sweeps(sizes: list[int], usual: Setting, stamps: Timestamps) -> dict[str, Sw
     n, k, m = f"{usual.subscriptions:,} subscriptions", f"k up to {usual.k}", f"{usual.workers} workers"
 
     def sweep(title: str, x_label: str, x_ticks: dict[str, float], figures: Any, setting: str) -> Sweep:
-        return Sweep(title, f"{setting}; in a time-stamp {come}", x_label, "linear", x_ticks, PANELS, figures)
+        return Sweep(
+            title,
+            f"{setting}, after {stamps.before:,} messages;\nin a time-stamp {come}",
+            x_label,
+            "linear",
+            x_ticks,
+            PANELS,
+            figures,
+        )
 
     return {
         "workers": sweep(
@@ -204,10 +264,10 @@ def sweeps(sizes: list[int], usual: Setting, stamps: Timestamps) -> dict[str, Sw
 
 def main() -> None:
     """Measure, write pictures and JSON, and print tables."""
-    parser = sweep_parser(__doc__, sweeps([], Setting(0), Timestamps(0)), SIMILAR_WORKLOADS, REPORT, has_full=False)
+    names = sweeps([], Setting(0), Timestamps(0))
+    parser = sweep_parser(__doc__, names, SIMILAR_WORKLOADS, REPORT, usual=["poi", "tweets"], has_full=False)
     parser.add_argument("--subscriptions", type=int, default=20_000, help="(default %(default)s)")
     parser.add_argument("--before", type=int, default=10_000, help="messages that come before (default %(default)s)")
-    parser.set_defaults(workloads=["poi", "tweets"])
     options = parser.parse_args()
     n = options.subscriptions
     stamps = Timestamps(options.before, *([options.messages] if options.messages else []))

@@ -123,9 +123,8 @@ def sweeps(sizes: list[int], windows: list[int], usual: Setting) -> dict[str, Sw
 
 def main() -> None:
     """Measure, write pictures and JSON, and print tables."""
-    parser = sweep_parser(__doc__, sweeps([], [], Setting(QUICK, QUICK)), TOPK_WORKLOADS, REPORT)
+    parser = sweep_parser(__doc__, sweeps([], [], Setting(QUICK, QUICK)), TOPK_WORKLOADS, REPORT, usual=["zipf"])
     parser.add_argument("--windows", type=int, nargs="+", help="for the sweeps of the window")
-    parser.set_defaults(workloads=["zipf"])
     options = parser.parse_args()
     size = FULL if options.full else QUICK
     usual = Setting(size, size, messages=options.messages or MESSAGES)

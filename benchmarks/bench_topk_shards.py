@@ -1,4 +1,4 @@
-"""How far do shards carry top-k subscriptions? Figures 21 and 22 of DSkype: throughput, replication and communication.
+"""How far do shards carry top-k subscriptions? Figures 21, 22, 25, 26 of DSkype: throughput, replication, shipping.
 
 A shard is a broker with the whole window, as in the pipeline: it hears every message, and *shards a message* counts
 those that hold something which the message might change. Batches of messages, each of which pushes another out, are

@@ -33,7 +33,7 @@ PORTION = 100
 # An index of more subscriptions than this is left out if it would take more than so many bytes, as its growth among a
 # small part of them tells, the more with each step: AP-Tree puts some into very many cells.
 MAX_UNASKED = 100_000
-MAX_BYTES = 8e9
+MAX_BYTES = 5e9
 ASKED_OF = (1 / 80, 1 / 40, 1 / 20, 1 / 10)
 
 MakeIndex = Callable[[Space, Vocabulary], Index]

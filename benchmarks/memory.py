@@ -25,7 +25,7 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)  # of glibc
 
 
-def memory(pids: list[int], field: str) -> int:
+def held_bytes(pids: list[int], field: str) -> int:
     """Return the bytes of a field of the processes' memory (Pss, VmHWM), added; 0 where the system does not tell."""
     total = 0
     for pid in pids:
@@ -48,6 +48,6 @@ def forget_peak() -> int:
 
 def peak_bytes() -> int:
     """Return the most bytes that this process has held since its peak was forgotten."""
-    found = memory([os.getpid()], "VmHWM")
+    found = held_bytes([os.getpid()], "VmHWM")
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found or (most if sys.platform == "darwin" else most * 1024)

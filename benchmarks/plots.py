@@ -39,11 +39,11 @@ STYLES = {
     "sp+hi": {"label": "SP+HI", "color": "#CC79A7", "marker": "v", "linestyle": "--"},
     "sp+rp+hi": {"label": "SP+RP+HI", "color": "#009E73", "marker": "^"},
     "sp+rp+st+hi": {"label": "SP+RP+ST+HI", "color": "#0072B2", "marker": "s"},
+    "sp+rp+st+hi always": {"label": "SP+RP+ST+HI, always", "color": "#56B4E9", "marker": "P"},
     "dkm": {"label": "DkM-SKS", "color": "#D55E00", "marker": "o"},
     "kop": {"label": "KOP", "color": "#0072B2", "marker": "s"},
     "sop": {"label": "SOP", "color": "#009E73", "marker": "^"},
     "hash": {"label": "hash", "color": "#555555", "marker": "D"},
-    "sp+rp+st+hi always": {"label": "SP+RP+ST+HI, always", "color": "#56B4E9", "marker": "P"},
 }
 # What an index takes, by the key of its figures.
 SIZES = {

@@ -36,8 +36,9 @@ RESULTS = {"matches": "results a message", "changes": "changes a message or move
 HOW = """\
 Sides take turns in each round and are warm before the first; a figure is the median of the rounds, with the lowest and
 the highest. Every side has the same messages (a slow peer the first of them), and the run stops if one has other
-answers, or, for moves and the stream, another number of them. Figures of one core are pinned to it. Counts are the same
-on every machine; times are of this machine, which may have been shared.
+answers, or, for moves and the stream, another number of them. In sweeps, building and memory are measured once. Figures
+of one core are pinned to it. Counts are the same on every machine; times are of this machine, which may have been
+shared.
 
 Words, places and subscriptions come from fixed seeds: `zipf` has 9 words by Zipf's law out of 100,000 and places in 200
 clusters; `poi` (SimpleGeo), `tweets`, `geonames` and `airbnb` have real words and places, scaled to the unit square.

@@ -59,13 +59,15 @@ def shards(folder: Path) -> list[str]:
         if (folder / f"{name}.png").exists():
             lines += [f"![boolean subscriptions over the number of shards]({name}.png)", ""]
     if (folder / "topk-shards.png").exists():
-        told = "Top-k subscriptions with a window, throughput and communication as in DSkype's Figures 21 and 22:"
+        told = (
+            "Top-k subscriptions with a window, throughput and communication as in DSkype's Figures 21, 22, 25 and 26:"
+        )
         lines += [told, "", "![top-k subscriptions over the number of shards](topk-shards.png)", ""]
     where = sweeps_of(folder)
     drawn = where / "partition" / "dskype.png"
     if drawn.exists():
         lines += [
-            "The same counts for all its data sets and more partitioners, windows apart:",
+            "The same counts with windows apart, as in the paper:",
             "",
             f"![DSkype]({os.path.relpath(drawn, folder)})",
             "",

@@ -18,7 +18,7 @@ SWEEPS = {
     "topk-rivals": "top-k subscriptions beside kmax, skyband and IGPT",
     "topk-scale": "top-k subscriptions at the sizes of the Skype paper",
     "topk-scale-real": "top-k subscriptions on real words and places",
-    "nearest-shards": "nearest subscriptions divided by DkM-SKS, KOP and SOP as published",
+    "nearest-shards": "nearest subscriptions divided as in DkM-SKS",
     "moving": "beside a grid with ranked lists",
 }
 # How each part was made: its command, when, with which commit, how long it took.

@@ -35,15 +35,22 @@ class Sweep(NamedTuple):
 
 
 def sweep_parser(
-    doc: str, names: Iterable[str], workloads: Iterable[str], out: Path, *, has_full: bool = True
+    doc: str,
+    names: Iterable[str],
+    workloads: Iterable[str],
+    out: Path,
+    *,
+    usual: Iterable[str] | None = None,
+    has_full: bool = True,
 ) -> argparse.ArgumentParser:
-    """Return the options that all sweeps have."""
+    """Return the options that all sweeps have; `usual` are the workloads if none is asked for, not all."""
+    usual = list(workloads if usual is None else usual)
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     if has_full:
         parser.add_argument("--full", action="store_true", help="as many subscriptions as the paper has; takes hours")
     parser.add_argument("--sweeps", nargs="+", default=list(names), choices=list(names), help="(default: all)")
     parser.add_argument(
-        "--workloads", nargs="+", default=list(workloads), choices=list(workloads), help="(default: all)"
+        "--workloads", nargs="+", default=usual, choices=list(workloads), help=f"(default: {' '.join(usual)})"
     )
     parser.add_argument("--sizes", type=int, nargs="+", help="for the sweep of the number of subscriptions")
     parser.add_argument("--messages", type=int, help="messages of a round")

@@ -150,8 +150,8 @@ def clock(second: int) -> pa.Table:
     return pa.table({"id": [-second], "x": [0.5], "y": [0.5], "keywords": keywords, "ts": [float(second)]})
 
 
-def interest_table(workload: Workload, some: Interests, kind: str, k: int, first_id: int = 0) -> pa.Table:
-    """Return subscriptions as a table; for top-k, the preference is what `some` has for words."""
+def interest_table(workload: Workload, some: Interests, kind: str, k: Any, first_id: int = 0) -> pa.Table:
+    """Return subscriptions as a table, `k` of all or of each; for top-k, the preference is that of `some` for words."""
     n = some.x.size
     columns = {
         "id": np.arange(first_id, first_id + n),
@@ -162,6 +162,11 @@ def interest_table(workload: Workload, some: Interests, kind: str, k: int, first
         "k": np.full(n, k),
     }
     return pa.table(columns | ({"spatial_weight": some.text_weights} if kind == "topk" else {}))
+
+
+def drawn_ks(k: int, first: int, n: int) -> Any:
+    """Return numbers of results drawn evenly from 1 to k, for so many subscriptions from a number on."""
+    return np.random.default_rng(first).integers(1, k + 1, n)
 
 
 def counts_of(broker: nc.Broker) -> Any:

@@ -192,7 +192,8 @@ def some_words(messages: Points, n_words: tuple[int, int], draw: np.random.Gener
 
 
 def expression_of(operands: list[str], draw: random.Random) -> str:
-    """Return an expression that has every operand once: two neighbours are joined until one is left."""
+    """Return an expression that has every operand once: shuffled, two neighbours are joined until one is left."""
+    operands = draw.sample(operands, len(operands))
     while len(operands) > 1:
         place = draw.randrange(len(operands) - 1)
         joint = f"({operands[place]} {draw.choice(('AND', 'OR'))} {operands[place + 1]})"

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 import nearcast as nc
-from memory import give_back_memory, memory
+from memory import give_back_memory, held_bytes
 from peers import started_peer
 from peers.protocol import Answer, Peer, UnavailableError
 
@@ -33,7 +33,7 @@ class Worker:
         self._process.start()
         other.close()
         self.version: str = self._received()
-        self._empty = memory(self._pids(), "Pss")
+        self._empty = held_bytes(self._pids(), "Pss")
 
     def prepare(self, subscriptions: pa.Table, vocabulary: nc.Vocabulary) -> float:
         """Take in all subscriptions; return the seconds."""
@@ -49,11 +49,11 @@ class Worker:
 
     def grown(self) -> int:
         """Return the bytes by which its memory has grown since it was empty; shared pages are counted once."""
-        return memory(self._pids(), "Pss") - self._empty
+        return held_bytes(self._pids(), "Pss") - self._empty
 
     def peak(self) -> int:
         """Return the most bytes of memory that each of its processes has had, added."""
-        return memory(self._pids(), "VmHWM")
+        return held_bytes(self._pids(), "VmHWM")
 
     def close(self) -> None:
         """End the peer and its process."""
