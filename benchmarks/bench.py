@@ -54,15 +54,16 @@ FULL = {
     "shards": "bench_shards.py --subscriptions 1000000",
     # A message has many more results there, and each is checked for every plan.
     "shards-real": "bench_shards.py --subscriptions 200000 --messages 3000 --workloads poi tweets",
-    "topk-shards": "bench_topk_shards.py --subscriptions 20000 --window 15000 --workloads tweets geonames airbnb",
-    "nearest-shards": "bench_nearest_shards.py --subscriptions 100000",
+    "topk-shards": "bench_topk_shards.py --subscriptions 10000 --window 10000 --workloads tweets geonames airbnb",
+    "nearest-shards": "bench_nearest_shards.py --subscriptions 50000",
     "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 100",
     "spark": "bench_spark.py --subscriptions 1000000 --messages 50000",
     "topk": "bench_feeds.py topk --workloads zipf poi tweets --before 15000 --messages 800",
     "nearest": "bench_feeds.py nearest --k 10 --workloads zipf poi tweets --before 15000 --messages 800",
     "moves": "bench_moving.py",
     "partition": "bench_partition.py",
-    "boolean": "bench_boolean_sweeps.py --full --sweeps keywords",
+    # With one keyword AP-Tree takes many minutes to build a million.
+    "boolean": "bench_boolean_sweeps.py --full --sweeps keywords --subscriptions 200000",
     "boolean-regions": "bench_boolean_sweeps.py --full --sweeps regions",
     "boolean-scale": "bench_boolean_sweeps.py --full --sweeps subscriptions",
     "boolean-upkeep": "bench_boolean_sweeps.py --sweeps upkeep",
@@ -73,16 +74,17 @@ FULL = {
     "similar": "bench_similar_sweeps.py --sweeps thresholds text_weights message_words subscription_words updates "
     "similarities",
     "similar-scale": "bench_similar_sweeps.py --sweeps subscriptions --sizes 500000 1000000 2000000",
-    "similar-large": "bench_similar_sweeps.py --sweeps subscriptions --sizes 5000000 10000000 --workloads zipf "
-    "--messages 5",
+    "similar-large": "bench_similar_sweeps.py --sweeps subscriptions --sizes 10000000 --workloads zipf --messages 5",
     "topk-rivals": "bench_topk_sweeps.py --subscriptions 5000 --window 5000 --sizes 2500 5000 10000 20000 "
     "--windows 2500 5000 10000 20000 --messages 250",
     "topk-scale": "bench_topk_scale.py --full --sweeps subscriptions results words",
     "topk-scale-window": "bench_topk_scale.py --full --sweeps window time --windows 1000000 3000000 5000000",
     "topk-scale-real": "bench_topk_scale.py --workloads mixed poi airbnb --sweeps results subscriptions "
     "--sizes 50000 100000 200000",
-    "moving": "bench_moving_sweeps.py --sweeps mobility regions velocity",
-    "moving-scale": "bench_moving_sweeps.py --sweeps subscriptions --sizes 500000 1000000 2000000",
+    "moving": "bench_moving_sweeps.py --sweeps mobility",
+    "moving-regions": "bench_moving_sweeps.py --sweeps regions",
+    "moving-velocity": "bench_moving_sweeps.py --sweeps velocity",
+    "moving-scale": "bench_moving_sweeps.py --sweeps subscriptions --sizes 250000 500000 1000000",
     "nearest-scale": "bench_feeds.py nearest --k 10 --k-drawn --size 10000000 --before 1000000 --messages 1000 "
     "--rounds 10 --churn 100",
 }
@@ -104,6 +106,8 @@ FOLDERS = {
     "topk-scale-real": "topk-scale-real",
     "nearest-shards": "nearest-shards",
     "moving": "moving",
+    "moving-regions": "moving",
+    "moving-velocity": "moving",
     "moving-scale": "moving",
 }
 
