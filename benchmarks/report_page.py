@@ -180,6 +180,8 @@ def published(folder: Path) -> list[str]:
         for path in sorted((sweeps_of(folder) / name).glob("*.json")):
             sweep = read(path)
             messages = f" of {sweep['messages']:,} messages" if "messages" in sweep else ""
+            drawn = path.with_suffix(".png")
+            picture = f"![{sweep['title']}]({os.path.relpath(drawn, folder)})"
             lines += [
                 f"### {sweep['title']}: {what}",
                 "",
@@ -188,8 +190,7 @@ def published(folder: Path) -> list[str]:
                 *sweep_table(sweep),
                 "",
                 *left_out(sweep),
-                f"![{sweep['title']}]({os.path.relpath(path.with_suffix('.png'), folder)})",
-                "",
+                *([picture, ""] if drawn.exists() else []),
             ]
     return ["## Beside the papers' algorithms", "", *lines] if lines else []
 

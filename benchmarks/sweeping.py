@@ -139,9 +139,10 @@ def with_earlier(result: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def write(result: dict[str, Any], path: Path) -> None:
-    """Write the figures of a sweep and their picture."""
+    """Write the figures of a sweep and, if it has several values, their picture."""
     write_json(path, result)
-    draw(result, path.with_suffix(".png"))
+    if len(result["x_ticks"]) > 1:
+        draw(result, path.with_suffix(".png"))
 
 
 def print_tables(result: dict[str, Any]) -> None:
