@@ -67,7 +67,7 @@ FULL = {
     "boolean-regions": "bench_boolean_sweeps.py --full --sweeps regions",
     "boolean-scale": "bench_boolean_sweeps.py --full --sweeps subscriptions",
     "boolean-upkeep": "bench_boolean_sweeps.py --sweeps upkeep",
-    "boolean-expressions": "bench_boolean_sweeps.py --full --sweeps expressions expressions_number "
+    "boolean-expressions": "bench_boolean_sweeps.py --full --sweeps expressions expressions_number --expressed 50000 "
     "--workloads zipf tweets",
     "boolean-real": "bench_boolean_sweeps.py --sweeps subscriptions --sizes 50000 100000 200000 --messages 2000 "
     "--workloads tweets geonames airbnb",

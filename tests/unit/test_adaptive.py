@@ -11,7 +11,7 @@ import nearcast as nc
 from nearcast.index import adaptive
 from nearcast.jit import lowest_bit
 from nearcast.kernels.postings import GRID, slab_of
-from nearcast.kernels.sorting import order_of, sort_candidates, sort_with_numbers
+from nearcast.kernels.sorting import keep_distinct, order_of, sort_candidates, sort_with_numbers
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -152,6 +152,30 @@ def test_candidates_are_sorted_as_numpy_would():
         assert (numbers == np.column_stack([expected, expected + 0.5])).all()
         sort_candidates(found, 100, np.empty(found.size, np.int64))
         assert (found == expected).all()
+
+
+@pytest.mark.kernels
+def test_equal_candidates_are_kept_once():
+    for values in ([], [4], [4, 4], [2, 2, 2, 4, 6, 6], [2, 4, 6]):
+        found = np.array(values, np.int64)
+        numbers = np.column_stack([found, found + 0.5])
+        n = keep_distinct(found, numbers, True)
+        expected = np.unique(np.array(values, np.int64))
+        assert (found[:n] == expected).all()
+        assert (numbers[:n] == np.column_stack([expected, expected + 0.5])).all()
+        found = np.array(values, np.int64)
+        # There need not be as many numbers where there is nothing to score.
+        assert keep_distinct(found, np.empty((0, 2)), False) == n == expected.size
+        assert (found[:n] == expected).all()
+
+
+def test_a_subscription_with_several_true_clauses_is_delivered_once():
+    broker = nc.Broker(space=nc.Planar(0, 0, 1, 1))
+    broker.subscribe([nc.Boolean(i, "(a OR b OR c) AND (b OR d) NOT e") for i in range(500)])
+    broker.subscribe([nc.Similar(1000 + i, "a b", at=(0.5, 0.5), text_weight=0.5, threshold=0.5) for i in range(300)])
+    found = broker.publish(nc.Message("m", 0.5, 0.5, ["a", "b", "c", "d"]))
+    assert [delivery.subscription for delivery in found] == [*range(500), *range(1000, 1300)]
+    assert len(broker.publish(nc.Message("n", 0.5, 0.5, ["a", "b", "e"]))) == 300
 
 
 @pytest.mark.kernels

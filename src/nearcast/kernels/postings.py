@@ -27,8 +27,8 @@ MAX_COARSE_WORDS = 2
 MAX_PLAIN_WORDS = 16
 # Boxes are rounded outward to a grid of so many steps across the space.
 GRID = 1 << 16
-# What is left to ask when the box and all words of a posting are hit: the exact test, or the words of other clauses.
-IS_OPEN, HAS_MORE_TO_CHECK = 1, 2
+# What is left to ask when the box and all words of a posting are hit: the exact test, or forbidden words.
+IS_OPEN, HAS_FORBIDDEN = 1, 2
 
 # What is read of every posting, four to a cache line: its box, its second word, and its subscription; the slot is
 # turned over (~slot) if there is more to ask.
@@ -73,8 +73,8 @@ def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: A
             words = s.required_ids[s.required_offsets[clause] : s.required_offsets[clause + 1]]
             rarest, next_rarest = two_rarest(words, frequencies)
             flag = 0 if is_tight[i] else IS_OPEN
-            if n_clauses > 1 or s.forbidden_offsets[clause + 1] > s.forbidden_offsets[clause]:
-                flag |= HAS_MORE_TO_CHECK
+            if s.forbidden_offsets[clause + 1] > s.forbidden_offsets[clause]:
+                flag |= HAS_FORBIDDEN
             for place in range(box_offsets[i, 0], box_offsets[i, 1]):
                 first[end] = rarest
                 second[end] = next_rarest

@@ -26,7 +26,7 @@ from nearcast.kernels.postings import (
     EMPTY,
     FIRST_SCORED_KEY,
     GRID,
-    HAS_MORE_TO_CHECK,
+    HAS_FORBIDDEN,
     IS_OPEN,
     LEAF_NODE,
     STAR,
@@ -46,7 +46,7 @@ from nearcast.kernels.scored import (
     shared_words,
     weights_of_pair,
 )
-from nearcast.kernels.sorting import BLOCK_SIZE, MAX_BLOCK_ROWS, sort_candidates, sort_with_numbers
+from nearcast.kernels.sorting import BLOCK_SIZE, MAX_BLOCK_ROWS, keep_distinct, sort_candidates, sort_with_numbers
 from nearcast.kernels.verify import NEAREST, TOPK
 from nearcast.scoring.spatial import SLACK, blend, spatial_similarity
 from nearcast.scoring.textual import WEIGHTED_JACCARD, set_similarity
@@ -60,27 +60,12 @@ SPAN_SIZE = 6
 
 
 @kernel
-def is_clause_true(s: Any, clause: int, has_word: Any) -> bool:
-    """Whether the message has every required word of a clause and no forbidden one."""
-    for i in range(s.required_offsets[clause], s.required_offsets[clause + 1]):
-        if not has_word[s.required_ids[i]]:
-            return False
-    for i in range(s.forbidden_offsets[clause], s.forbidden_offsets[clause + 1]):
-        if has_word[s.forbidden_ids[i]]:
-            return False
-    return True
-
-
-@kernel
-def is_proposed_here(s: Any, slot: Any, n_earlier: int, has_word: Any) -> bool:
-    """Whether a clause of a boolean subscription is true, and no earlier one, which would propose it too."""
-    clause = s.clause_offsets[slot] + n_earlier
-    if not is_clause_true(s, clause, has_word):
-        return False
-    for earlier in range(s.clause_offsets[slot], clause):
-        if is_clause_true(s, earlier, has_word):
-            return False
-    return True
+def is_forbidden(forbidden_offsets: Any, forbidden_ids: Any, clause: Any, has_word: Any) -> bool:
+    """Whether the message has a word that a clause forbids."""
+    for i in range(forbidden_offsets[clause], forbidden_offsets[clause + 1]):
+        if has_word[forbidden_ids[i]]:
+            return True
+    return False
 
 
 @kernel
@@ -345,6 +330,9 @@ def probe(
     s_token_ids = s.token_ids
     s_token_weights = s.token_weights
     s_numbers = s.numbers
+    clause_offsets = s.clause_offsets
+    forbidden_offsets = s.forbidden_offsets
+    forbidden_ids = s.forbidden_ids
     shapes = s.shapes
     similarities = s.similarities
     space_box = segment.space_box
@@ -403,8 +391,9 @@ def probe(
                 is_true = True
                 for place in range(first_other, first_other + detail["n_other_words"]):
                     is_true = is_true and has_word[other_words[place]]
-                if flags & HAS_MORE_TO_CHECK and is_true:
-                    is_true = is_proposed_here(s, slot, detail["clause"], has_word)
+                if flags & HAS_FORBIDDEN and is_true:
+                    clause = clause_offsets[slot] + detail["clause"]
+                    is_true = not is_forbidden(forbidden_offsets, forbidden_ids, clause, has_word)
                 if not is_true:
                     continue
             if has_dead and not is_alive[slot]:
@@ -507,6 +496,9 @@ def probe(
                 sort_with_numbers(found[n_sorted:n_found], numbers[n_sorted:n_found], first_row, spare)
             else:
                 sort_candidates(found[n_sorted:n_found], first_row, spare)
+            if has_boolean:
+                # Several clauses of a subscription may be true, and each has proposed it.
+                n_found = n_sorted + keep_distinct(found[n_sorted:n_found], numbers[n_sorted:n_found], has_scored)
             n_sorted = n_found
             first_row = row + 1
     return n_found, found, numbers, n_read

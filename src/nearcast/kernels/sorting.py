@@ -88,6 +88,21 @@ def sort_with_numbers(found: Any, numbers: Any, first_row: int, spare: Any) -> N
         numbers[i, 1] = copies[place, 1]
 
 
+@kernel
+def keep_distinct(found: Any, numbers: Any, has_numbers: bool) -> int:
+    """Keep each of several equal candidates once, they being in order, with its numbers; return how many are left."""
+    n = min(1, found.size)
+    for i in range(1, found.size):
+        value = found[i]
+        found[n] = value
+        if has_numbers:
+            numbers[n, 0] = numbers[i, 0]
+            numbers[n, 1] = numbers[i, 1]
+        # No branch hangs on it.
+        n += value != found[n - 1]
+    return n
+
+
 def order_of(*keys: Any) -> Any:
     """Return the places of rows of whole numbers, ordered by the first, then by the next, then by place.
 
