@@ -1,6 +1,8 @@
 """`nearcast doctor` fails only for what the engine needs, and says how to mend the rest."""
 
+import os
 import subprocess
+import sys
 
 import pytest
 
@@ -70,11 +72,23 @@ def test_the_java_of_java_home_is_asked(nearcast, monkeypatch, tmp_path, script,
 
 def test_a_cache_that_cannot_be_written_is_no_failure(process, tmp_path):
     (tmp_path / "file").touch()
-    done = process("doctor", env={"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache")})
+    # Without the JIT, or all that the doctor runs would be compiled here; the next test compiles.
+    done = process("doctor", env={"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache"), "NUMBA_DISABLE_JIT": "1"})
     assert done.returncode == 0
     assert is_marked(done.stdout, "!", "kernel cache")
     assert "set NUMBA_CACHE_DIR to a folder you may write to" in one_line(done.stdout)
     assert "Traceback" not in done.stderr
+
+
+def test_kernels_are_compiled_where_nothing_can_be_kept(tmp_path):
+    (tmp_path / "file").touch()
+    code = (
+        "import numpy as np, nearcast; from nearcast.kernels.sorting import keep_distinct; "
+        "print(keep_distinct(np.array([2, 2, 4]), np.empty((0, 2)), False), len(keep_distinct.signatures))"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "1"]
 
 
 def test_kernels_without_the_jit_are_slow_but_run(process):
