@@ -36,8 +36,8 @@ QUICK = {
     "index": "bench_boolean.py --no-broker --messages 10000",
     "peers": "bench_peers.py --subscriptions 100000",
     "shards": "bench_shards.py --subscriptions 100000",
-    "topk-shards": "bench_topk_shards.py --subscriptions 3000 --window 3000 --messages 200 --shards 1 8 32 "
-    "--workloads zipf tweets",
+    "topk-shards": "bench_topk_shards.py --subscriptions 5000 --window 5000 --messages 200 --workloads zipf tweets "
+    "--partitioners hash location prefix",
     "mixed": "bench_mixed.py --each 5000 --window 20000 --messages 2000 --rounds 5 --slow-rounds 15",
     "topk": "bench_feeds.py topk --subscriptions 20000 --before 20000 --messages 500",
     "nearest": "bench_feeds.py nearest --k 10 --subscriptions 20000 --before 20000 --messages 500",
