@@ -54,7 +54,7 @@ FULL = {
     "shards": "bench_shards.py --subscriptions 1000000",
     # A message has many more results there, and each is checked for every plan.
     "shards-real": "bench_shards.py --subscriptions 200000 --messages 3000 --workloads poi tweets",
-    "topk-shards": "bench_topk_shards.py --subscriptions 10000 --window 10000 --workloads tweets geonames airbnb",
+    "topk-shards": "bench_topk_shards.py --subscriptions 10000 --window 10000 --workloads tweets",
     "nearest-shards": "bench_nearest_shards.py --subscriptions 50000",
     "mixed": "bench_mixed.py --each 250000 --window 1000000 --messages 5000 --rounds 20 --slow-rounds 100",
     "spark": "bench_spark.py --subscriptions 1000000 --messages 50000",
