@@ -4,15 +4,17 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# A cached kernel does not notice an edit in another file that it calls, so tests compile into a cache of their own.
-TEST_CACHE := $(CURDIR)/.venv/test-kernels
+# A cached kernel does not notice an edit in another file that it calls, so each state of the sources has a cache of its own.
+TEST_CACHES := $(CURDIR)/.venv/test-kernels
+TEST_CACHE = $(TEST_CACHES)/$(shell find src -name '*.py' | LC_ALL=C sort | xargs cat | cksum | tr ' ' -)
+# With COVERAGE=1 the tests are measured.
+PYTEST = NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/$(if $(COVERAGE),coverage run --parallel-mode,python) -m pytest
 
 .PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-s3 test-cluster test-peers lint check format soak \
-	bench bench-full bench-shards bench-topk-shards bench-nearest-shards bench-mixed bench-text bench-peers bench-boolean bench-boolean-sweeps bench-similar bench-similar-sweeps bench-topk bench-topk-sweeps bench-topk-scale bench-nearest bench-moving bench-moving-sweeps bench-spark \
-	bench-partition bench-gate lock clean
+	bench bench-list bench-report bench-gate lock clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/run.done  ## set up if needed, and run the whole engine on the bundled sample
 	@$(BIN)/nearcast demo
@@ -21,14 +23,16 @@ demo: run
 
 setup: .venv/dev.done  ## create .venv with everything for development
 
-test: .venv/dev.done  ## set up if needed, and run all tests: compiled, and with the JIT off
-	@rm -rf $(TEST_CACHE) .coverage .coverage.*
+test: .venv/dev.done  ## set up if needed, and run the tests
+	@find $(TEST_CACHES) -mindepth 1 -maxdepth 1 ! -path '$(TEST_CACHE)' -exec rm -rf {} + 2>/dev/null || true
 	@echo "Running the tests, two groups at a time; a group is shown when it is done."
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-spark test-answers test-others test-nojit
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-spark test-answers test-others $(MORE)
+
+check: lint  ## what must pass before a change lands: style, types, imports, the tests, also with the JIT off, and their coverage
+	@rm -f .coverage .coverage.*
+	@$(MAKE) --no-print-directory test COVERAGE=1 MORE=test-nojit
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
-
-check: lint test  ## what must pass before a change lands
 
 # Generated scenarios against the oracle. They run twice, and their coverage is measured with the JIT off, where it includes
 # the kernels: measuring takes as long as the tests themselves.
@@ -38,13 +42,13 @@ test-answers: .venv/dev.done  ## the tests against the oracle
 	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/python -m pytest $(ANSWERS)
 
 test-spark: .venv/dev.done  ## the tests with Spark
-	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/coverage run --parallel-mode -m pytest tests/spark
+	$(PYTEST) tests/spark
 
 test-others: .venv/dev.done  ## all other tests
-	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/coverage run --parallel-mode -m pytest $(addprefix --ignore=,$(ANSWERS) tests/spark)
+	$(PYTEST) $(addprefix --ignore=,$(ANSWERS) tests/spark)
 
 test-nojit: .venv/dev.done  ## the tests of kernels again, as plain Python
-	HYPOTHESIS_PROFILE=nojit NUMBA_DISABLE_JIT=1 $(BIN)/coverage run --parallel-mode -m pytest -m kernels tests
+	HYPOTHESIS_PROFILE=nojit NUMBA_DISABLE_JIT=1 $(PYTEST) -m kernels tests
 
 test-kafka: .venv/dev.done  ## the pipeline against a real Kafka; fetches it, and fails where it cannot
 	NEARCAST_KAFKA=needed $(BIN)/python -m pytest tests/spark/test_kafka.py
@@ -71,68 +75,22 @@ format: .venv/dev.done  ## put the code into shape
 soak: .venv/dev.done  ## thousands of generated scenarios against the oracle, and many kills of a pipeline; takes about half an hour
 	HYPOTHESIS_PROFILE=soak NEARCAST_KILL_SEEDS=10 $(BIN)/python -m pytest tests/contract tests/partition tests/spark
 
-bench: .venv/bench.done  ## where Nearcast stands beside papers and peers: benchmarks/report/quick; about twelve minutes
-	$(BIN)/python benchmarks/bench.py $(OPTIONS)
+# A page needs the peers of requirements/bench.txt, and so does the part that is about them alone.
+bench: $(if $(filter-out peers,$(PART)),.venv/dev.done,.venv/bench.done)  ## one page beside papers and peers, twelve minutes (FULL=1: hours); PART=name: one benchmark
+ifdef PART
+	@$(BIN)/python benchmarks/harness/parts.py $(PART) $(if $(SIZE),--size $(SIZE)) -- $(if $(FULL),--full) $(if $(UPDATE),--update) $(OPTIONS)
+else
+	$(BIN)/python benchmarks/bench.py $(if $(FULL),--full) $(OPTIONS)
+endif
 
-bench-full: .venv/bench.done  ## the same at full size: benchmarks/report/full; takes hours
-	$(BIN)/python benchmarks/bench.py --full $(OPTIONS)
+bench-list: .venv/dev.done  ## the names that PART takes, with what each asks
+	@$(BIN)/python benchmarks/harness/parts.py
 
-bench-shards: .venv/dev.done  ## how far shards carry: every partitioner, 1 to 32 shards
-	$(BIN)/python benchmarks/bench_shards.py $(OPTIONS)
+bench-report: .venv/dev.done  ## pages and pictures of what was measured, drawn to benchmarks/pages
+	$(BIN)/python benchmarks/report/page.py $(OPTIONS)
 
-bench-topk-shards: .venv/dev.done  ## the same for top-k subscriptions, as in DSkype
-	$(BIN)/python benchmarks/bench_topk_shards.py $(OPTIONS)
-
-bench-nearest-shards: .venv/dev.done  ## how even the load of nearest subscriptions is, as in DkM-SKS
-	$(BIN)/python benchmarks/bench_nearest_shards.py $(OPTIONS)
-
-bench-mixed: .venv/dev.done  ## the pipeline on Spark with all kinds of subscriptions and a window
-	$(BIN)/python benchmarks/bench_mixed.py $(OPTIONS)
-
-bench-text: .venv/dev.done  ## how many tokens a second the analyzer reads
-	$(BIN)/python benchmarks/bench_text.py
-
-bench-boolean: .venv/dev.done  ## how fast boolean subscriptions are, and how much they hold
-	$(BIN)/python benchmarks/bench_boolean.py $(OPTIONS)
-
-bench-boolean-sweeps: .venv/dev.done  ## the sweeps of the AP-Tree paper against it, as plots; FULL=1 takes hours
-	$(BIN)/python benchmarks/bench_boolean_sweeps.py $(if $(FULL),--full) $(OPTIONS)
-
-bench-similar: .venv/dev.done  ## how fast similarity subscriptions are, beside the filters of STAMP
-	$(BIN)/python benchmarks/bench_similar.py $(OPTIONS)
-
-bench-similar-sweeps: .venv/dev.done  ## the sweeps of the STAMP paper against its filters, as plots; FULL=1 takes hours
-	$(BIN)/python benchmarks/bench_similar_sweeps.py $(if $(FULL),--full) $(OPTIONS)
-
-bench-topk: .venv/dev.done  ## how fast top-k feeds over a window are kept up to date, beside other ways; SIZE=5000000: as in the paper
-	$(BIN)/python benchmarks/bench_feeds.py topk $(if $(SIZE),--size $(SIZE) --before 1000000 --json benchmarks/report/feeds/topk-$(SIZE).json,--rivals) $(OPTIONS)
-
-bench-topk-sweeps: .venv/dev.done  ## the sweeps of the Skype paper against its rivals, as plots; FULL=1 takes a day
-	$(BIN)/python benchmarks/bench_topk_sweeps.py $(if $(FULL),--full) $(OPTIONS)
-
-bench-topk-scale: .venv/dev.done  ## the same sweeps at larger sizes, Nearcast alone, as plots; FULL=1: millions, an hour
-	$(BIN)/python benchmarks/bench_topk_scale.py $(if $(FULL),--full) $(OPTIONS)
-
-bench-nearest: .venv/dev.done  ## how fast k-nearest feeds are kept up to date; SIZE=10000000: as in the paper
-	$(BIN)/python benchmarks/bench_feeds.py nearest --k 10 $(if $(SIZE),--size $(SIZE) --before 1000000 --messages 1000 --rounds 10 --churn 100 --k-drawn --json benchmarks/report/feeds/nearest-$(SIZE).json) $(OPTIONS)
-
-bench-moving: .venv/dev.done  ## how fast subscribers move, with their differences, while messages come
-	$(BIN)/python benchmarks/bench_moving.py $(OPTIONS)
-
-bench-peers: .venv/bench.done  ## boolean subscriptions beside PostGIS, Lucene Monitor, DuckDB, SedonaDB and Spark's own join
-	$(BIN)/python benchmarks/bench_peers.py $(OPTIONS)
-
-bench-moving-sweeps: .venv/dev.done  ## the sweeps of the AP+-Tree paper beside a grid with ranked lists, as plots
-	$(BIN)/python benchmarks/bench_moving_sweeps.py $(OPTIONS)
-
-bench-spark: .venv/dev.done  ## the pipeline on Spark beside an embedded broker and a plain join
-	$(BIN)/python benchmarks/bench_spark.py $(OPTIONS)
-
-bench-partition: .venv/dev.done  ## how subscriptions are best divided among shards
-	$(BIN)/python benchmarks/bench_partition.py $(OPTIONS)
-
-bench-gate: .venv/dev.done  ## counts that no machine changes, held against the baseline; UPDATE=1 writes it anew
-	$(BIN)/python benchmarks/gate.py $(if $(UPDATE),--update) $(OPTIONS)
+bench-gate: .venv/dev.done  ## counts that no machine changes, held against the baseline; UPDATE=1 writes a new one
+	$(BIN)/python benchmarks/cases/gate.py $(if $(UPDATE),--update) $(OPTIONS)
 
 lock: .venv/dev.done  ## resolve requirements/*.txt anew
 	$(PIP) install uv
@@ -146,7 +104,7 @@ lock: .venv/dev.done  ## resolve requirements/*.txt anew
 		requirements/s3.in -o requirements/s3.txt
 
 clean:  ## remove everything that was made
-	rm -rf .venv .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache benchmarks/pages
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:

@@ -18,12 +18,11 @@ from typing import Any
 
 from rich.console import Console
 
-from provenance import commit, write_json
-from report_page import write_page
-from report_tables import PARTS, read
-
-HERE = Path(__file__).parent
-REPORT = HERE / "report"
+from harness.paths import CASES, PAGES, RESULTS
+from harness.provenance import commit, write_json
+from report.markdown import PARTS, read
+from report.page import write_page
+from report.pictures import draw_pictures
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -118,13 +117,18 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="as many subscriptions as the papers have; takes hours")
     parser.add_argument("--parts", nargs="+", choices=FULL, help="(default: all)")
     parser.add_argument("--missing", action="store_true", help="leave out parts that the same command has measured")
-    parser.add_argument("--out", type=Path, help="folder for the page (default: report/quick, with --full report/full)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for the page and its JSON (default: pages/quick or pages/full, its JSON in results/)",
+    )
     options = parser.parse_args()
     commands = FULL if options.full else QUICK
     unknown = [name for name in options.parts or () if name not in commands]
     if unknown:
         parser.error(f"only the full report has {', '.join(unknown)}")
-    out = options.out or REPORT / ("full" if options.full else "quick")
+    name = "full" if options.full else "quick"
+    out, page = (options.out, options.out) if options.out else (RESULTS / name, PAGES / name)
     out.mkdir(parents=True, exist_ok=True)
     measured: dict[str, Any] = read(out / PARTS) or {}
     failures: dict[str, str] = {}
@@ -137,10 +141,10 @@ def main() -> None:
         script, *arguments = command.split()
         where = ["--json", out / f"{name}.json"]
         if name in FOLDERS:
-            where = ["--out", (REPORT if options.full and options.out is None else out) / FOLDERS[name]]
+            where = ["--out", (RESULTS if options.full and options.out is None else out) / FOLDERS[name]]
         at, started = commit(), time.perf_counter()
         try:
-            code = exit_code([sys.executable, HERE / script, *arguments, *where])
+            code = exit_code([sys.executable, CASES / script, *arguments, *where])
         except KeyboardInterrupt:
             raise SystemExit(f"interrupted in {name}; --missing goes on from there") from None
         taken = time.perf_counter() - started
@@ -151,9 +155,9 @@ def main() -> None:
             date = time.strftime("%Y-%m-%d", time.gmtime())
             measured[name] = {"command": command, "seconds": round(taken), "date": date, "commit": at}
             write_json(out / PARTS, measured)
-        write_page(out, failures)
-    page = write_page(out, failures)
-    log(f"the page is {page}")
+        write_page(out, page, failures)
+    draw_pictures(out, page)
+    log(f"the page is {write_page(out, page, failures)}")
     if failures:
         raise SystemExit(f"parts that failed: {', '.join(failures)}")
 

@@ -1,4 +1,4 @@
-"""A Kafka broker on this machine, and Spark's connector to it; both are fetched once, see benchmarks/maven.py."""
+"""A Kafka broker on this machine, and Spark's connector to it; fetched once by benchmarks/harness/maven.py."""
 
 import base64
 import os
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pyspark
 
-from maven import SPARK_HOME, UnreachableError, fetch, kept
+from harness.maven import SPARK_HOME, UnreachableError, fetch, kept
 from nearcast.java import found_java
 
 BROKER = "org.apache.kafka:kafka_2.13:4.1.1"

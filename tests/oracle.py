@@ -1,8 +1,7 @@
 """Each definition of SPEC.md as plain loops, sharing no code with the engine.
 
 Nothing here is incremental, vectorised or clever: the whole history of messages is kept and every answer is
-computed from it anew. Floats are computed in the one documented order, so that the engine can be compared bit
-for bit.
+computed from it again. No sum depends on the order of its addends, so the engine can be compared bit for bit.
 
 The second half holds the papers' bounds and costs (SPEC 4, 5, 8), which the golden tests check against the
 printed numbers. They only add, multiply, divide and compare, so they take Fractions too, and then borders are
@@ -154,10 +153,6 @@ class Statistics(NamedTuple):
     def idf(self, token):
         return math.log(1 + max(self.n_messages, 1) / max(self.document_frequency.get(token, 0), 1))
 
-    def tokens(self):
-        """The fitted tokens in vocabulary order: by falling frequency, then by token."""
-        return sorted(self.document_frequency, key=lambda token: (-self.document_frequency[token], token))
-
 
 # --- SPEC 3: boolean expressions, evaluated as they are written and not by way of a normal form
 
@@ -258,32 +253,33 @@ def literals(tree):
     return [token for part in operand for token in literals(part)]
 
 
-# --- SPEC 4 and 5: textual scores; every sum runs in vocabulary order, from 0.0 up
+# --- SPEC 4 and 5: textual scores
 
 
 def total(values):
+    """The sum of values, the smallest first: it depends on nothing but the values."""
     result = 0.0
-    for value in values:
+    for value in sorted(values):
         result += value
     return result
 
 
-def total_weight(tokens, rank, statistics):
-    return total(statistics.idf(token) for token in sorted(tokens, key=rank.__getitem__))
+def total_weight(tokens, statistics):
+    return total(statistics.idf(token) for token in tokens)
 
 
-def textual_similarity(similarity, tokens, message_tokens, rank, statistics):
+def textual_similarity(similarity, tokens, message_tokens, statistics):
     """TSIM of SPEC 4: how much of the subscription's words the message has; repeats count once."""
     s, m = set(tokens), set(message_tokens)
     shared = s & m
     if not shared:
         return 0.0
     if similarity == "weighted_overlap":
-        return total_weight(shared, rank, statistics) / total_weight(s, rank, statistics)
+        return total_weight(shared, statistics) / total_weight(s, statistics)
     if similarity == "overlap":
         return len(shared) / len(s)
     if similarity == "weighted_jaccard":
-        return total_weight(shared, rank, statistics) / total_weight(s | m, rank, statistics)
+        return total_weight(shared, statistics) / total_weight(s | m, statistics)
     if similarity == "dice":
         return 2 * len(shared) / (len(s) + len(m))
     if similarity == "cosine":
@@ -291,18 +287,21 @@ def textual_similarity(similarity, tokens, message_tokens, rank, statistics):
     raise ValueError(f"no such similarity: {similarity!r}")
 
 
-def unit_vector(tokens, rank, statistics):
-    """Weights tf * idf scaled to unit length, in vocabulary order (SPEC 2 and 5)."""
-    occurrences = Counter(tokens)
-    weights = {t: occurrences[t] * statistics.idf(t) for t in sorted(occurrences, key=rank.__getitem__)}
+def unit_vector(tokens, statistics):
+    """Weights tf * idf scaled to unit length (SPEC 2 and 5)."""
+    weights = {token: count * statistics.idf(token) for token, count in Counter(tokens).items()}
     norm = math.sqrt(total(weight * weight for weight in weights.values()))
     return {token: weight / norm for token, weight in weights.items()}
 
 
-def cosine(tokens, message_tokens, rank, statistics):
-    """TSim of SPEC 5: the cosine of the two tf-idf vectors."""
-    s, m = unit_vector(tokens, rank, statistics), unit_vector(message_tokens, rank, statistics)
-    return total(s[token] * m[token] for token in s if token in m)
+def cosine(tokens, message_tokens, statistics):
+    """TSim of SPEC 5: the cosine of the two tf-idf vectors.
+
+    Each product is rounded to 52 binary places. The sum of such numbers is a float64, so it is not rounded.
+    """
+    s, m = unit_vector(tokens, statistics), unit_vector(message_tokens, statistics)
+    products = [Fraction(s[token] * m[token]) for token in s if token in m]
+    return float(sum(Fraction(round(product * 2**52), 2**52) for product in products))
 
 
 # --- SPEC 5 to 7: windows, results and changes
@@ -338,8 +337,8 @@ class Oracle:
         self.statistics = statistics or Statistics()
         self.window = window
         self.lifetime = lifetime
-        self.now = -math.inf  # the largest time seen, of messages and of positions
-        self.rank = {token: i for i, token in enumerate(self.statistics.tokens())}
+        self.now = -math.inf  # the largest event time seen, of messages, positions and `advance`
+        self.follows_rows = True  # or of `advance` alone
         self.history: list[Arrival] = []
         self.registrations: dict = {}
         self.n_registered = 0
@@ -350,7 +349,6 @@ class Oracle:
             tokens = literals(parsed(subscription.expression))
         else:
             tokens = tokens_of(subscription.text)
-        self.admit(tokens)
         registration = Registration(self.n_registered, len(self.history), subscription, tokens)
         self.n_registered += 1
         self.registrations[subscription.id] = registration
@@ -365,50 +363,55 @@ class Oracle:
 
     def publish_batch(self, messages):
         """Every match of the batch, and the net change of every kept result."""
-        before = {r.number: self.answer(r) for r in self.registrations.values()}
+        before = self.kept_results()
         batch = []
         for message in messages:
             arrival = Arrival(len(self.history), message, tokens_of(message.text), self.end_of(message))
-            self.admit(arrival.tokens)
             self.see(message.ts)
             self.history.append(arrival)
             batch.append(arrival)
-        found = []
-        for registration in self.registrations.values():
-            earlier = before[registration.number]
-            changes = {a.number: d for a in batch if (d := self.match(registration, a))}
-            after = self.answer(registration)
-            changes |= {n: d for n, d in after.items() if n not in earlier}
-            changes |= {n: left(d) for n, d in earlier.items() if n not in after}
-            found += [(number, registration.number, delivery) for number, delivery in changes.items()]
-        return [delivery for _, _, delivery in sorted(found, key=lambda change: change[:2])]
+        pairs = [(arrival, registration) for arrival in batch for registration in self.registrations.values()]
+        found = [(a.number, r.number, delivery) for a, r in pairs if (delivery := self.match(r, a))]
+        return in_order(found + changes_of_results(before, self.kept_results()))
 
     def results(self, subscription_id):
         """The kept result of a top-k or nearest subscription, best first; the other kinds keep none."""
         return list(self.answer(self.registrations[subscription_id]).values())
+
+    def advance(self, ts):
+        """What the results of all subscriptions lose and gain when the clock advances."""
+        before = self.kept_results()
+        self.now = max(self.now, microseconds(ts))
+        return in_order(changes_of_results(before, self.kept_results()))
 
     def move(self, subscription_id, place, ts=None):
         """What changes for one subscription, in order of arrival."""
         return self.move_many([(subscription_id, place, ts)])
 
     def move_many(self, rows):
-        """What changes for each subscription from where it was to the last of its places."""
+        """What changes from where subscriptions were to the last of their places, and by the time of all rows.
+
+        The active messages are those of the time after the call, the results before are those of the time before it.
+        """
+        results = self.kept_results()
         for _, _, ts in rows:
             self.see(ts)
-        latest = {subscription_id: place for subscription_id, place, _ in rows}
         found = []
-        for subscription_id, place in latest.items():
+        for subscription_id, place in {name: place for name, place, _ in rows}.items():
             registration = self.registrations[subscription_id]
             there = registration._replace(subscription=moved(self.space, registration.subscription, place))
-            before, after = self.standing(registration), self.standing(there)
             self.registrations[subscription_id] = there
-            changes = {n: d for n, d in after.items() if n not in before}
-            changes |= {n: left(d) for n, d in before.items() if n not in after}
-            found += [(number, registration.number, delivery) for number, delivery in changes.items()]
-        return [delivery for _, _, delivery in sorted(found, key=lambda change: change[:2])]
+            if there.subscription.kind not in ("topk", "nearest"):
+                found += differences(registration.number, self.standing(registration), self.standing(there))
+        return in_order(found + changes_of_results(results, self.kept_results()))
+
+    def kept_results(self):
+        """The results of all top-k and nearest subscriptions, by registration number."""
+        kept = (r for r in self.registrations.values() if r.subscription.kind in ("topk", "nearest"))
+        return {registration.number: self.answer(registration) for registration in kept}
 
     def see(self, moment):
-        if moment is not None:
+        if moment is not None and self.follows_rows:
             self.now = max(self.now, microseconds(moment))
 
     def end_of(self, message):
@@ -430,17 +433,12 @@ class Oracle:
             return self.answer(registration)
         return {a.number: d for a in self.active() if (d := self.match(registration, a))}
 
-    def admit(self, tokens: Iterable[str]):
-        for token in tokens:
-            self.rank.setdefault(token, len(self.rank))
-
     def in_window(self):
         """The messages that count now (SPEC 5); all of them if there is no window."""
         if isinstance(self.window, model.CountWindow):
             return self.history[-self.window.size :]
-        if isinstance(self.window, model.TimeWindow) and self.history:
-            now = max(microseconds(arrival.message.ts) for arrival in self.history)
-            start = now - microseconds(self.window.seconds)
+        if isinstance(self.window, model.TimeWindow):
+            start = self.now - microseconds(self.window.seconds)
             return [arrival for arrival in self.history if microseconds(arrival.message.ts) > start]
         return self.history
 
@@ -454,7 +452,7 @@ class Oracle:
             far = distance(self.space, (s.within.x, s.within.y), point) if is_circle else None
             return model.Delivery(s.id, message.id, 1, None, far) if is_match else None
         if isinstance(s, model.Similar):
-            text = textual_similarity(s.similarity, registration.tokens, arrival.tokens, self.rank, self.statistics)
+            text = textual_similarity(s.similarity, registration.tokens, arrival.tokens, self.statistics)
             place = spatial_similarity(self.space, s.at, point)
             score = s.text_weight * text + (1 - s.text_weight) * place
             far = distance(self.space, s.at, point)
@@ -479,7 +477,7 @@ class Oracle:
         """Sort key and delivery: score descending, then newer first, then id, then later arrival (SPEC 5)."""
         message = arrival.message
         point = (message.x, message.y)
-        text = cosine(tokens, arrival.tokens, self.rank, self.statistics)
+        text = cosine(tokens, arrival.tokens, self.statistics)
         place = spatial_similarity(self.space, s.at, point)
         score = s.spatial_weight * place + (1 - s.spatial_weight) * text
         is_timed = isinstance(self.window, model.TimeWindow)
@@ -521,23 +519,19 @@ class FencedOracle(Oracle):
         """Position by position; `rows` are (id, place, ts, accuracy)."""
         limit = math.inf if self.fence.accuracy is None else self.fence.accuracy
         rows = [row for row in rows if row[3] is None or row[3] <= limit]
+        results = self.kept_results()
         for _, _, ts, _ in rows:
             self.see(ts)
         found = []
         for subscription_id, place, ts, _ in rows:
             registration = self.registrations[subscription_id]
-            before = self.standing(registration)
             there = moved(self.space, registration.subscription, place)
             registration = self.registrations[subscription_id] = registration._replace(subscription=there)
             now = 0 if ts is None else microseconds(ts)
-            if there.kind in ("topk", "nearest"):
-                after = self.standing(registration)
-                changes = [(n, d) for n, d in after.items() if n not in before]
-                changes += [(n, left(d)) for n, d in before.items() if n not in after]
-            else:
+            if there.kind not in ("topk", "nearest"):
                 changes = self.fenced(registration, now)
-            found += [(number, registration.number, delivery) for number, delivery in changes]
-        return [delivery for _, _, delivery in sorted(found, key=lambda change: change[:2])]
+                found += [(number, registration.number, delivery) for number, delivery in changes]
+        return in_order(found + changes_of_results(results, self.kept_results()))
 
     def fenced(self, registration, now):
         changes = []
@@ -563,7 +557,7 @@ class FencedOracle(Oracle):
         if slack == 0:
             return False
         if isinstance(s, model.Similar):
-            text = textual_similarity(s.similarity, registration.tokens, arrival.tokens, self.rank, self.statistics)
+            text = textual_similarity(s.similarity, registration.tokens, arrival.tokens, self.statistics)
             place = max(0.0, 1.0 - max(0.0, distance(self.space, s.at, point) - slack) / self.space.max_dist)
             return s.text_weight * text + (1 - s.text_weight) * place >= s.threshold
         if isinstance(s.within, model.Circle):
@@ -610,6 +604,23 @@ def moved(space, s, place):
         elif north > 90:
             south, north = 90 - height, 90
     return replace(s, within=model.Box(west, south, east, north))
+
+
+def changes_of_results(before, after):
+    """What entered and what left the results of subscriptions, by registration number before and after."""
+    return [change for number in before for change in differences(number, before[number], after[number])]
+
+
+def differences(number, before, after):
+    """What entered and what left, as (arrival, registration, delivery)."""
+    changes = {n: d for n, d in after.items() if n not in before}
+    changes |= {n: left(d) for n, d in before.items() if n not in after}
+    return [(arrival, number, delivery) for arrival, delivery in changes.items()]
+
+
+def in_order(changes):
+    """Deliveries by arrival of the message, then by registration of the subscription."""
+    return [delivery for _, _, delivery in sorted(changes, key=lambda change: change[:2])]
 
 
 def left(delivery):

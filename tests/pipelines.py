@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 import nearcast as nc
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.subscription_tables import subscriptions_to_table
+from table_rows import subscriptions_to_table
 
 # What a partitioner does is tested without Spark, so a few will do there; `make soak` takes all, and more seeds.
 IS_SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
@@ -72,7 +72,10 @@ class Scenario:
         has_window: bool = True,
         is_active: bool | None = None,
         is_written: bool = True,
+        clock: str = "event",
+        delay: float = 0.0,
     ):
+        self.clock, self.delay = clock, delay
         draw = random.Random(seed)
         self.folder = folder
         self.window = draw.choice([nc.CountWindow(40), nc.TimeWindow(50)])
@@ -155,7 +158,7 @@ class Scenario:
         by_batch = {-1: rows(broker.subscribe(self.first))}
         self.n_rejected = self.n_moved = 0
         for number, (changes, messages) in enumerate(self.batches):
-            found = self.changed(broker, changes)
+            found = self.changed(broker, changes, self.moment(number))
             by_batch[number] = sorted(found + rows(broker.publish_batch(messages)), key=repr)
         self.ended = answers([broker])
         return by_batch, sorted(broker.ids())
@@ -163,35 +166,66 @@ class Scenario:
     def broker(self):
         """An embedded broker that has seen nothing yet."""
         settings = {"window": self.window, "lifetime": self.lifetime, "fence": self.fence}
-        return nc.Broker(space=SPACE, vocabulary=self.vocabulary(), **settings)
+        broker = nc.Broker(space=SPACE, vocabulary=self.vocabulary(), **settings)
+        if self.clock == "watermark":
+            broker.ignore_row_times()
+        return broker
 
-    def changed(self, broker, changes):
-        """Make the changes of a batch, one after the other, and return what is delivered.
+    def now(self, number):
+        """The time of the driver when the input of a batch is written, for the processing clock."""
+        return 35.0 * number
 
-        All positions of a batch are of one moment, those included that turn out to be bad.
+    def moment(self, number):
+        """The time to which the clock advances before the changes of a batch are made.
+
+        Positions count that turn out to be bad, but not those that the fence ignores.
         """
-        limit = self.fence.accuracy if self.fence else math.inf
+        changes, messages = self.batches[number]
+        limit = (self.fence and self.fence.accuracy) or math.inf
         moves = [change for change in changes if isinstance(change, Move)]
         moments = [move.ts for move in moves if not move.accuracy or move.accuracy <= limit]
-        broker.advance(max(moments, default=-1e9))
-        found = []
+        if self.clock != "event":
+            moments += [message.ts for message in messages]
+        if self.clock == "processing":
+            moments.append(self.now(number))
+        return max(moments, default=-1e9) - self.delay
+
+    def changed(self, broker, changes, moment):
+        """Advance the clock, make the changes of a batch, one after the other, and return what is delivered.
+
+        The positions of a subscriber wait until it is registered again or removed, or until the end of the batch, and
+        are then given to the broker at once.
+        """
+        found = list(map(tuple, broker.advance(moment)))
+        waiting: dict[str, list[Move]] = {}
         for change in changes:
+            if isinstance(change, Move):
+                waiting.setdefault(change.id, []).append(change)
+                continue
+            found += self.moved(broker, waiting.pop(change if isinstance(change, str) else change.id, []))
             try:
                 if isinstance(change, str):
                     broker.unsubscribe(change)
-                elif isinstance(change, Move):
-                    told = broker.move(change.id, change.place, ts=change.ts, accuracy=change.accuracy)
-                    found += map(tuple, told)
-                    self.n_moved += len(told)
                 else:
                     found += rows(broker.subscribe([change]))
             except nc.NearcastError:
                 self.n_rejected += 1
+        for moves in waiting.values():
+            found += self.moved(broker, moves)
         return found
+
+    def moved(self, broker, moves):
+        """Move one subscriber through some positions."""
+        if not moves:
+            return []
+        told, bad = broker.move(change_table(moves).drop_columns("op"), on_error="skip")
+        self.n_rejected += bad.num_rows
+        self.n_moved += told.num_rows
+        return rows(told)
 
 
 def message_table(messages):
-    from nearcast.columns import messages_to_table
+    from nearcast.tables.message_tables import messages_to_table
 
     return messages_to_table(messages).drop_columns(["text"])
 
@@ -235,8 +269,8 @@ def answers(brokers):
 
 def assert_ended_like(state, scenario):
     """A pipeline ended with the deliveries and the state of an undisturbed broker."""
+    from nearcast.spark.folder import Folder
     from nearcast.spark.shards import shard_after
-    from nearcast.spark.state import Folder
 
     expected, _ = scenario.as_taken(state).expected()
     assert delivered(state) == expected
@@ -274,8 +308,9 @@ def started(spark, scenario, state, **options):
         vocabulary=scenario.vocabulary(),
         window=scenario.window,
         fence=scenario.fence,
-        trigger={"availableNow": True},
-        **{"lifetime": scenario.lifetime, "shards": 2, "snapshot_every": 3} | options,
+        **{name: getattr(scenario, name) for name in ("lifetime", "clock", "delay")}
+        | {"shards": 2, "snapshot_every": 3, "trigger": {"availableNow": True}}
+        | options,
     )
 
 

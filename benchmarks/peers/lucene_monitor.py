@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 import nearcast as nc
-from maven import UnreachableError, fetch, kept
+from harness.maven import UnreachableError, fetch, kept
 from peers.keys import N_CELLS
 from peers.protocol import BOX, Answer, UnavailableError
 

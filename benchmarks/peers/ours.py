@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 import nearcast as nc
-from inputs import SPACE
+from harness.inputs import SPACE
 from peers.protocol import Answer
 
 
@@ -39,7 +39,7 @@ class NearcastBroker:
 
     def n_bytes(self) -> int | None:
         """Return the bytes of columns and index, and of the ids with the table that finds them."""
-        book = self._broker._book
+        book = self._broker._parts.store
         slot_of = book._contents.slot_of
         ids = sys.getsizeof(slot_of) + book.ids.nbytes + len(slot_of) * sys.getsizeof(1 << 20)
         return int(book._contents.index.n_bytes + sum(array.nbytes for array in book.columns) + ids)

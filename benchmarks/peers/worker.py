@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 import nearcast as nc
-from memory import give_back_memory, held_bytes
+from harness.memory import give_back_memory, held_bytes
 from peers import started_peer
 from peers.protocol import Answer, Peer, UnavailableError
 

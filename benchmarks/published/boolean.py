@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nearcast.arrays import Growable, taken_rows
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.index.growable import Growable, taken_rows
-from nearcast.index.protocol import Pairs
+from nearcast.index.candidates import Pairs
 from nearcast.jit import kernel, prefetch
 from nearcast.model import Space
 from nearcast.space.distance import bounds

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.index.protocol import Pairs, unverified
+from nearcast.index.candidates import Pairs, unverified
 from nearcast.model import Geographic, Space
 from nearcast.text.vocabulary import Vocabulary
 

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import Growable, taken_rows
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, SubscriptionColumns, X, Y
-from nearcast.index.growable import Growable, taken_rows
-from nearcast.index.protocol import Pairs, unverified
+from nearcast.index.candidates import Pairs, unverified
 from nearcast.jit import kernel
 from nearcast.kernels.verify import TOPK
 from nearcast.model import Geographic, Space

@@ -32,9 +32,9 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import Growable
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.index.growable import Growable
-from nearcast.index.protocol import Pairs, unverified
+from nearcast.index.candidates import Pairs, unverified
 from nearcast.jit import kernel
 from nearcast.kernels.verify import SIMILAR
 from nearcast.model import Space

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import taken_rows
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, SubscriptionColumns, X, Y
-from nearcast.index.growable import taken_rows
 from nearcast.jit import kernel
 from nearcast.model import EARTH_RADIUS
 from nearcast.scoring.textual import COSINE, DICE, WEIGHTED_JACCARD, WEIGHTED_OVERLAP

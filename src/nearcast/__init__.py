@@ -1,6 +1,9 @@
 """Location-aware publish/subscribe: every message reaches exactly the right subscribers, now."""
 
-from nearcast.broker import Broker, Stats
+from nearcast.engine.broker import Broker
+from nearcast.engine.explanation import Explanation
+from nearcast.engine.preview import Bin, Cutoff, Preview
+from nearcast.engine.questions import Stats
 from nearcast.errors import (
     ExpressionError,
     NearcastError,
@@ -9,7 +12,6 @@ from nearcast.errors import (
     StorageError,
     UnknownSubscriptionError,
 )
-from nearcast.explain import Explanation
 from nearcast.model import (
     Anywhere,
     Boolean,
@@ -27,7 +29,6 @@ from nearcast.model import (
     TimeWindow,
     TopK,
 )
-from nearcast.preview import Bin, Cutoff, Preview
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 

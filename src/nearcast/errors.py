@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class NearcastError(ValueError):
@@ -54,6 +54,11 @@ class Rejection(NamedTuple):
     reason: str
 
 
+# What to do with the bad rows of a batch.
+OnError = Literal["raise", "skip"]
+ON_ERROR = ("raise", "skip")
+
+
 class RejectedRowsError(NearcastError):
     """Rows of a batch were bad, so none of the batch was applied; `rejections` lists them."""
 
@@ -69,3 +74,9 @@ class RejectedRowsError(NearcastError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.rejections,)
+
+
+def check_rejections(rejections: Sequence[Rejection], on_error: OnError) -> None:
+    """Raise if rows were rejected that are not to be skipped."""
+    if rejections and on_error == "raise":
+        raise RejectedRowsError(rejections)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-import gate
+from cases import gate
 
 BASELINE = {"boolean: matches a message": 2.5, "boolean: postings read a message": 100.0, "topk: bytes": 0.0}
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from memory import forget_peak, peak_bytes
+from harness.memory import forget_peak, peak_bytes
 
 N_BYTES = 200_000_000
 

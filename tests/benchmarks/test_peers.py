@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import nearcast as nc
-from bench_peers import check_same, measured
+from cases.bench_peers import check_same, measured
 from peers import PEERS
 from peers.keys import N_CELLS, cells_of_boxes, cells_of_points, rarest_keywords
 from peers.lucene_monitor import LuceneMonitor

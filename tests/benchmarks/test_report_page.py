@@ -12,15 +12,15 @@ import time
 import pytest
 
 import bench
-import bench_boolean_sweeps
-import bench_feeds
-import contest
-import sweeping
-from provenance import write_results
+from cases import bench_boolean_sweeps, bench_feeds
+from harness import contest, sweeping
+from harness.paths import BENCHMARKS, CASES
+from harness.provenance import write_json, write_results
+from harness.workloads import zipf
 from published import BOOLEAN_INDEXES
-from report_page import marks, write_page, write_readme
-from report_tables import SWEEPS
-from workloads import zipf
+from report.markdown import SWEEPS
+from report.page import marks, write_page, write_readme
+from report.pictures import draw_pictures
 
 RATE = {"median": 1000.0, "low": 900.0, "high": 1100.0}
 PEER = {
@@ -57,7 +57,7 @@ except KeyboardInterrupt:
 
 
 def test_an_empty_folder(tmp_path):
-    page = write_page(tmp_path, {"peers": "`bench_peers.py` ended with 1"}).read_text()
+    page = write_page(tmp_path, tmp_path, {"peers": "`bench_peers.py` ended with 1"}).read_text()
     assert "Nothing is measured yet." in page
     assert "**peers was not measured**: `bench_peers.py` ended with 1" in page
 
@@ -77,14 +77,15 @@ def test_peers_and_those_that_were_skipped(tmp_path):
         "skipped": {"postgis": "no server is here"},
     }
     (tmp_path / "peers.json").write_text(json.dumps(PROVENANCE | {"results": [result]}))
-    page = write_page(tmp_path).read_text()
+    page = write_page(tmp_path, tmp_path).read_text()
     assert "a processor, 2 cores" in page
     assert "| [peers.json](peers.json) | zipf | abc1234 | 2026-01-02 |" in page
     assert "**tweets was not here**" in page
     assert "| DuckDB, join on (cell, rarest keyword) (1.2) | 1,000 (900 to 1,100) | 5.00 times | 5.40 |" in page
     assert "| Lucene Monitor (1.2) | 1,000 (900 to 1,100) | 2.00 times | 5.40 |" in page
     assert "PostGIS, GiST over (rarest keyword, box) was skipped: no server is here" in page
-    assert (tmp_path / "peers.png").stat().st_size > 0
+    draw_pictures(tmp_path, tmp_path)
+    assert (tmp_path / "peers.svg").stat().st_size > 0
 
     readme = tmp_path / "FRONT.md"
     begin, end = marks(tmp_path)
@@ -127,7 +128,7 @@ def test_shards_and_what_follows_from_them(tmp_path):
         "rows": [row(1, 1.0), row(2, 2.0)],
     }
     (tmp_path / "shards.json").write_text(json.dumps(PROVENANCE | {"results": [result]}))
-    page = write_page(tmp_path).read_text()
+    page = write_page(tmp_path, tmp_path).read_text()
     assert "**zipf**, partitioner hash: 1,000 ns for a message and 3.0 ps for a subscription" in page
     assert "| subscriptions | 100,000,000 | 1,000,000,000 |" in page
     assert "1.00 to 1.00 times their throughput" in page
@@ -147,13 +148,14 @@ def test_sweeps_and_what_was_left_out_of_them(tmp_path, monkeypatch):
     told = {key: value for key, value in sweep._asdict().items() if key != "figures"}
     content = {**told, "workloads": {"zipf": workload.title}, "rounds": 1, "messages": 20, "rows": rows}
     (tmp_path / "boolean").mkdir()
-    sweeping.write(PROVENANCE | content, tmp_path / "boolean" / "subscriptions.json")
+    write_json(tmp_path / "boolean" / "subscriptions.json", PROVENANCE | content)
     sweeping.print_tables(content)
     # A page without sweeps of its own shows those beside it.
     (tmp_path / "full").mkdir()
-    for folder, link in ((tmp_path, "boolean"), (tmp_path / "full", "../boolean")):
-        page = write_page(folder).read_text()
-        assert f"![Number of subscriptions]({link}/subscriptions.png)" in page
+    for folder in (tmp_path, tmp_path / "full"):
+        page = write_page(folder, tmp_path / "page").read_text()
+        assert "![Number of subscriptions](boolean/subscriptions.svg)" in page
+        assert "](../boolean/subscriptions.json)" in page
         assert "- ril was left out for zipf, subscriptions 800: it would take about 0 GB" in page
         assert re.search(r"\| 800 boolean subscriptions, zipf \| µs a message, one core, [\d.]+ results each \|", page)
         assert "RIL left out for its memory" in page
@@ -161,7 +163,8 @@ def test_sweeps_and_what_was_left_out_of_them(tmp_path, monkeypatch):
         assert re.search(r"\| zipf, RIL \| matching, µs a message \| [\d.,]+ \|  \|", page)
         assert re.search(r"\| zipf, RIL \| bytes a subscription \| [\d.,]+ \|  \|", page)
         assert re.search(r"\| zipf, Nearcast \| peak RSS to build it, bytes a subscription \| [\d.,]+ \|", page)
-    assert (tmp_path / "boolean" / "subscriptions.png").stat().st_size > 0
+        draw_pictures(folder, tmp_path / "page")
+        assert (tmp_path / "page" / "boolean" / "subscriptions.svg").stat().st_size > 0
 
 
 def test_the_growth_of_a_small_part_is_enough_to_leave_an_index_out(monkeypatch):
@@ -179,7 +182,7 @@ def test_the_growth_of_a_small_part_is_enough_to_leave_an_index_out(monkeypatch)
 
 
 def test_every_part_of_a_report_has_a_script_and_a_place():
-    names = {path.name for path in bench.HERE.glob("*.py")}
+    names = {path.name for path in CASES.glob("*.py")}
     for parts in (bench.QUICK, bench.FULL):
         assert {command.split()[0] for command in parts.values()} <= names
     assert set(bench.FOLDERS) <= set(bench.FULL)
@@ -194,13 +197,13 @@ def test_every_part_of_a_report_has_a_script_and_a_place():
 def test_an_interrupted_run_ends_what_it_has_started(tmp_path, number):
     (tmp_path / "slow.py").write_text(SLOW)
     code = (
-        "import pathlib, bench; bench.HERE = pathlib.Path('.'); bench.QUICK = {'gate': 'slow.py'}; "
+        "import pathlib, bench; bench.CASES = pathlib.Path('.'); bench.QUICK = {'gate': 'slow.py'}; "
         "bench.hear_signals(); bench.main()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, "--out", "report"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(bench.HERE)},
+        env=os.environ | {"PYTHONPATH": str(BENCHMARKS)},
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background of a script
@@ -254,7 +257,7 @@ def test_results_of_other_workloads_stay_if_the_same_machine_measured_them(tmp_p
 
     def measured(commit, machine="a", **results):
         told = PROVENANCE | {"commit": commit, "machine": machine}
-        monkeypatch.setattr("provenance.provenance", lambda _: told)
+        monkeypatch.setattr("harness.provenance.provenance", lambda _: told)
         write_results(path, None, [{"workload": name, "figure": value} for name, value in results.items()])
         return [(r["workload"], r["figure"], r["commit"]) for r in json.loads(path.read_text())["results"]]
 
@@ -287,7 +290,7 @@ def test_feeds_and_moves_beside_what_the_papers_tell(tmp_path, monkeypatch):
     options = {"subscriptions": 2000, "active": 300, "mobility": 0.2, "threads": 2}
     content = PROVENANCE | {"options": options, "results": {"oldenburg": {"a timestamp, s": 4.25}}}
     (tmp_path / "moves.json").write_text(json.dumps(content))
-    page = write_page(tmp_path).read_text()
+    page = write_page(tmp_path, tmp_path).read_text()
     assert re.search(r"\| 100 nearest subscriptions, zipf \| messages/s, [\d.]+ changes each \| .* \| DkM-SKS", page)
     assert "| 100 nearest subscriptions, k up to 10, 50 messages before, 2 threads | zipf |" in page
     assert "oldenburg: 20% move, 30 messages come | s for all that | **4.25** | a timestamp of AP+-Tree's" in page
@@ -299,7 +302,7 @@ def test_parts_that_are_missing_and_those_that_fail(tmp_path, monkeypatch):
     scripts.mkdir()
     (scripts / "good.py").write_text(f"import sys\nopen(sys.argv[-1], 'a').write('{COUNTED}')")
     (scripts / "bad.py").write_text("raise SystemExit(3)")
-    monkeypatch.setattr(bench, "HERE", scripts)
+    monkeypatch.setattr(bench, "CASES", scripts)
     monkeypatch.setattr(bench, "QUICK", {"gate": "good.py", "index": "bad.py"})
 
     def gate_of_a_run(*arguments):

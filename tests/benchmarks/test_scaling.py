@@ -2,7 +2,7 @@
 
 import pytest
 
-import scaling
+from harness import scaling
 
 
 def made_up(fixed, per_subscription, n=1_000_000):

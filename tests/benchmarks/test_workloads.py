@@ -2,13 +2,13 @@
 
 import random
 
-import bench_nearest_shards
-import contest
-from inputs import Columns
+from cases import bench_nearest_shards
+from harness import contest
+from harness.inputs import Columns
+from harness.workloads import expression_of, zipf
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.expression import parse
 from published import BOOLEAN_INDEXES
-from workloads import expression_of, zipf
 
 
 def test_an_expression_has_every_word_once():

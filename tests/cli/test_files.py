@@ -7,8 +7,8 @@ import pytest
 
 from cli.scenario import INPUTS, MESSAGE_ROWS, write
 from nearcast.cli.files import read_rows, table_writer
-from nearcast.columns import raw_messages
 from nearcast.errors import NearcastError
+from nearcast.tables.message_tables import raw_messages
 
 GOOD = '{"id": "m0", "x": 1, "y": 2, "text": "tea"}'
 

@@ -35,6 +35,22 @@ def test_measures_as_json(nearcast, tmp_path, scenario_files):
     assert sum(by_hash["measured"]["loads"]) == pytest.approx(sum(location["measured"]["loads"]))
 
 
+def test_settings_of_partitioners_and_of_the_sample(nearcast, tmp_path, scenario_files):
+    files = write(tmp_path / "boxes.parquet", BOXES), scenario_files[1]
+    command = ("plan", *files, *BOUNDS, "--json", "--shards", 4)
+
+    def shipped(*arguments):
+        return [measures["hit_shipping"] for measures in json.loads(nearcast(*command, *arguments).output)]
+
+    # As location when there is one part of words, as prefix when there is one of places.
+    hybrid = ("--partitioner", "spatial-first", "--partitioner", "hash")
+    assert shipped(*hybrid, "--l1", 4)[0] == shipped("--partitioner", "location")[0]
+    assert shipped(*hybrid, "--l2", 4)[0] == shipped("--partitioner", "prefix")[0]
+    for arguments in (("--gamma-1", 2, "--gamma-2", 3), ("--theta", 2), ("--sample-size", 2, "--seed", 7)):
+        plans = json.loads(nearcast(*command, *arguments).output)
+        assert [measures["partitioner"] for measures in plans] == list(PARTITIONERS)
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_plan_is_drawn(nearcast, tmp_path, scenario_files, suffix):
     picture = tmp_path / f"plan.{suffix}"
@@ -57,6 +73,12 @@ def test_bad_rows_are_told(nearcast, tmp_path, scenario_files):
         (("--partitioner", "best"), "partitioner is 'best'; it must be one of hash, location, .*all"),
         (("--draw", "plan.docx"), "plan.docx has an unknown format; the name must end in .png, .svg, .pdf"),
         ((), "topk subscriptions need a window"),
+        (
+            ("--partitioner", "dkm", "--partitioner", "hash", "--theta", "5"),
+            "--theta is given, but dkm, hash has no such",
+        ),
+        (("--l1", "3"), "l1 is 3; it must divide the number of shards, which is 4"),
+        (("--l1", "2", "--l2", "4"), "l1 x l2 is 2 x 4; it must be the number of shards, which is 4"),
     ],
 )
 def test_what_cannot_be_is_refused(nearcast, scenario_files, arguments, reason):

@@ -17,7 +17,7 @@ from nearcast.cli.show import as_bytes, as_duration
 from nearcast.errors import NearcastError
 
 SETTINGS = {
-    "format": "nearcast-pipeline-1",
+    "format": "nearcast-pipeline-2",
     "run": "a",
     "shards": 2,
     "snapshot_every": 20,
@@ -232,6 +232,18 @@ def test_neither_spark_nor_matplotlib_is_loaded_before_it_is_needed(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert (state / "report.html").exists()
+
+
+def test_a_state_named_by_a_uri_is_drawn_without_spark(tmp_path):
+    state = recorded(tmp_path / "state", [line(0)])
+    code = (
+        "import sys; sys.modules['pyspark'] = sys.modules['pandas'] = None;"
+        f"sys.argv = ['nearcast', 'report', {state.as_uri()!r}, '-o', {str(tmp_path / 'page.html')!r}];"
+        "from nearcast.cli.main import run; run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "page.html").exists()
 
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path):

@@ -1,5 +1,7 @@
 """Every index gives the oracle's answer: for each kind alone, and for all kinds under churn, saving and reopening.
 
+Time passes by messages and by `advance`.
+
 A fault in an index, a kernel, a window or the standings shows here as a delivery too many, one too few, one in the
 wrong order, or a score that differs in the last bit.
 """
@@ -24,9 +26,9 @@ from hypothesis.stateful import (
 import nearcast as nc
 import oracle
 import strategies
-from nearcast.columns import deliveries_of_table
-from nearcast.index.registry import INDEXES
+from nearcast.index.indexes import INDEXES
 from nearcast.model import KINDS
+from table_rows import deliveries_of_table
 
 pytestmark = pytest.mark.kernels
 
@@ -50,9 +52,9 @@ VARIANTS = {
     "adaptive, small buffers": (
         {"index": "adaptive"},
         {
-            "nearcast.results.sizing.EVALUATION_COST": 0,
-            "nearcast.results.sizing.MAX_OVERSIZE": 1,
-            "nearcast.results.sizing.N_DEVIATIONS": 0,
+            "nearcast.feeds.sizing.EVALUATION_COST": 0,
+            "nearcast.feeds.sizing.MAX_OVERSIZE": 1,
+            "nearcast.feeds.sizing.N_DEVIATIONS": 0,
         }
         | {"nearcast.index.adaptive.MAX_DELTA_PAIRS": 0},
     ),
@@ -60,8 +62,8 @@ VARIANTS = {
 }
 # Other ways to keep results; what keeps none need not be looked at again.
 KEEPING_VARIANTS = {
-    "kmax": ({"keeping": "kmax"}, {"nearcast.results.keeping.KMAX": 4}),
-    "skyband": ({"keeping": "skyband"}, {}),
+    "kmax": ({"buffer_policy": "kmax"}, {"nearcast.feeds.buffer_policy.KMAX": 4}),
+    "skyband": ({"buffer_policy": "skyband"}, {}),
 }
 
 
@@ -109,6 +111,9 @@ def check_answers(kind, options, data, space, sample):
         assert broker.subscribe(subscription) == expected.subscribe(subscription)
     for batch in data.draw(strategies.batches(space, with_ts=has_time, max_batches=4)):
         assert deliveries_of_table(broker.publish_batch(batch)) == expected.publish_batch(batch)
+        if (moment := data.draw(st.none() | strategies.moments)) is not None:
+            assert broker.advance(moment) == expected.advance(moment)
+            assert broker.advance(moment) == []
     if kind in ("topk", "nearest"):
         for subscription_id in expected.registrations:
             assert broker.results(subscription_id) == expected.results(subscription_id)
@@ -146,13 +151,21 @@ class Churn(RuleBasedStateMachine):
     def teardown(self):
         shutil.rmtree(self.folder)
 
-    @initialize(space=strategies.spaces, sample=strategies.samples, window=st.none() | strategies.windows)
-    def start(self, space, sample, window):
+    @initialize(
+        space=strategies.spaces,
+        sample=strategies.samples,
+        window=st.none() | strategies.windows,
+        follows_rows=st.sampled_from([True, True, False]),
+    )
+    def start(self, space, sample, window, follows_rows):
         self.space = space
         self.has_time = isinstance(window, nc.TimeWindow)
         self.kinds = KINDS if window else ("boolean", "similar", "nearest")
         self.kind_of = {}
         self.broker, self.expected = brokers(space, sample, window, self.options)
+        if not follows_rows:
+            self.broker.ignore_row_times()
+            self.expected.follows_rows = False
 
     @rule(data=st.data())
     def subscribe(self, data):
@@ -197,6 +210,11 @@ class Churn(RuleBasedStateMachine):
         found = self.broker.publish_batch(self.broker.analyze(batch))
         assert deliveries_of_table(found) == self.expected.publish_batch(batch)
 
+    @rule(moment=strategies.moments, is_table=st.booleans())
+    def advance(self, moment, is_table):
+        found = deliveries_of_table(self.broker.advance_table(moment)) if is_table else self.broker.advance(moment)
+        assert found == self.expected.advance(moment)
+
     @rule()
     def reopen(self):
         self.broker.save(self.folder / "state")
@@ -207,6 +225,8 @@ class Churn(RuleBasedStateMachine):
         if not hasattr(self, "broker"):
             return
         assert len(self.broker) == len(self.kind_of)
+        if self.has_time:
+            assert self.broker.stats().window_messages == len(self.expected.in_window())
         for subscription_id, kind in self.kind_of.items():
             if kind in ("topk", "nearest"):
                 assert self.broker.results(subscription_id) == self.expected.results(subscription_id)

@@ -13,7 +13,7 @@ from hypothesis import given
 import nearcast as nc
 import oracle
 import strategies
-from nearcast.columns import deliveries_of_table
+from table_rows import deliveries_of_table
 
 pytestmark = pytest.mark.kernels
 
@@ -36,7 +36,7 @@ def fenceable(space):
 @given(data=st.data(), space=strategies.planar_spaces, sample=strategies.samples, fence=fences)
 def test_any_walk_delivers_what_the_oracle_says(data, space, sample, fence):
     lifetime = data.draw(st.sampled_from([3, 100, math.inf]))
-    window = nc.CountWindow(10)
+    window = data.draw(strategies.windows)
     vocabulary = nc.Vocabulary.fit(sample)
     broker = nc.Broker(space=space, vocabulary=vocabulary, window=window, lifetime=lifetime, fence=fence)
     expected = oracle.FencedOracle(space, oracle.Statistics.of(sample), window, lifetime, fence)
@@ -156,15 +156,15 @@ def test_bad_fences_are_refused():
 
 
 def test_what_is_delayed_for_expired_messages_and_removed_subscriptions_is_dropped(monkeypatch):
-    monkeypatch.setattr("nearcast.results.fences.MIN_DELAYED", 0)
+    monkeypatch.setattr("nearcast.moves.fences.MIN_DELAYED", 0)
     broker = nc.Broker(space=nc.Planar(-1000, -1000, 1000, 1000), lifetime=50, fence=nc.Fence(dwell=1000))
     broker.subscribe([nc.Boolean(name, "tea", within=nc.Circle(0, 0, 10)) for name in "ab"])
     broker.publish(nc.Message("m", 30, 0, "tea", ts=0))
     for name in "ab":
         broker.move(name, (30, 0), ts=1)
-    assert broker._fences._n_delayed == 2
+    assert broker._parts.fences._n_delayed == 2
     broker.unsubscribe("a")
-    assert broker._fences._n_delayed == 1
+    assert broker._parts.fences._n_delayed == 1
     broker.publish(nc.Message("n", 500, 0, "tea", ts=100))
     broker.move("b", (30, 0), ts=101)
-    assert broker._fences._n_delayed == 0
+    assert broker._parts.fences._n_delayed == 0

@@ -14,7 +14,7 @@ import pytest
 
 import nearcast as nc
 import oracle
-from nearcast.index.registry import INDEXES
+from nearcast.index.indexes import INDEXES
 from nearcast.model import SIMILARITIES, Message, Planar, Similar
 from published import SIMILAR_INDEXES
 from published.stamp_bounds import LEVELS, RECORD, largest_similarity, prefixes
@@ -324,7 +324,7 @@ def counted(monkeypatch, index, names, message):
     broker = nc.Broker(space=SPACE, vocabulary=nc.Vocabulary.fit(sample()), index=index)
     broker.subscribe([subscription(name) for name in names])
     receivers = [delivery.subscription for delivery in broker.publish(Message("m", 0, 0, message))]
-    filters = broker._book._contents.index
+    filters = broker._parts.store._contents.index
     return receivers, filters.n_read, filters.n_verified
 
 

@@ -6,13 +6,12 @@ import numpy as np
 
 import nearcast as nc
 import oracle
-from nearcast.columns import deliveries_of_table
-from nearcast.index.compile import compiled, parsed
-from nearcast.intake import Intake
 from nearcast.partition.merge import merged
-from nearcast.partition.protocol import Placement
 from nearcast.partition.registry import PARTITIONERS, opened
 from nearcast.partition.statistics import Statistics
+from nearcast.tables.compile import compiled, parsed
+from nearcast.tables.intake import Intake
+from table_rows import deliveries_of_table
 
 
 class Sharded:
@@ -24,6 +23,7 @@ class Sharded:
         self.brokers = [nc.Broker(space=space, vocabulary=vocabulary, window=window) for _ in range(n_shards)]
         self.n_registered = self.n_messages = 0
         self.placed = {}
+        self.is_filled = False
         last = {s.id: s for s in first}
         columns = self.columns(last.values())
         statistics = Statistics.of(self.message_columns(sample), space)
@@ -31,8 +31,8 @@ class Sharded:
             columns, statistics, n_shards, has_window=window is not None
         )
         for row, s in enumerate(last.values()):
-            shards = placement.shards[placement.offsets[row] : placement.offsets[row + 1]].tolist()
-            self.settle(s, shards)
+            self.place(s, placement.taken([row]))
+        self.is_filled = True
 
     def columns(self, subscriptions):
         rows = [parsed(s, self.vocabulary, self.space) for s in subscriptions]
@@ -43,34 +43,47 @@ class Sharded:
         raw, _ = self.intake.checked(list(messages))
         return self.intake.columns(raw, 0)
 
-    def settle(self, s, shards):
+    def place(self, s, placement):
+        shards = placement.shards.tolist()
         assert shards, "a subscription has no place"
         answers = {d for shard in shards for d in self.brokers[shard].subscribe(s)}
-        self.placed[s.id] = s, shards
+        self.placed[s.id] = s, placement
+        self.check_loads()
         return answers
 
     def subscribe(self, s):
         columns = self.columns([s])
         if s.id in self.placed:
             self.unsubscribe(s.id)
-        return self.settle(s, self.partitioner.add(columns).shards.tolist())
+        return self.place(s, self.partitioner.add(columns))
 
     def unsubscribe(self, subscription_id):
-        s, shards = self.placed.pop(subscription_id)
-        placement = Placement(np.array([0, len(shards)]), np.array(shards))
-        self.partitioner.remove(compiled([parsed(s, self.vocabulary, self.space)], self.vocabulary, 0), placement)
-        for shard in shards:
+        _, placement = self.placed.pop(subscription_id)
+        self.partitioner.remove(placement)
+        for shard in placement.shards.tolist():
             self.brokers[shard].unsubscribe(subscription_id)
+        if not self.placed:
+            assert not self.partitioner.loads.any()
 
     def move(self, subscription_id, place):
-        s, shards = self.placed[subscription_id]
+        s, placement = self.placed[subscription_id]
         there = oracle.moved(self.space, s, place)
-        before, after = (
-            compiled([parsed(each, self.vocabulary, self.space)], self.vocabulary, 0) for each in (s, there)
-        )
-        self.partitioner.move(before, after, Placement(np.array([0, len(shards)]), np.array(shards)))
-        self.placed[subscription_id] = there, shards
-        return {d for shard in shards for d in self.brokers[shard].move(subscription_id, place)}
+        after = compiled([parsed(there, self.vocabulary, self.space)], self.vocabulary, 0)
+        moved = self.partitioner.move(after, placement)
+        assert moved.shards.tolist() == placement.shards.tolist()
+        self.placed[subscription_id] = there, moved
+        self.check_loads()
+        return {d for shard in moved.shards.tolist() for d in self.brokers[shard].move(subscription_id, place)}
+
+    def check_loads(self):
+        """What shards are charged is what their subscriptions are charged, to the last unit."""
+        assert (self.partitioner.charged >= 0).all()
+        # The first subscriptions are placed one by one, but charged together.
+        if self.is_filled:
+            charged = np.zeros(len(self.brokers), np.int64)
+            for _, placement in self.placed.values():
+                np.add.at(charged, placement.shards, placement.costs)
+            assert charged.tolist() == self.partitioner.charged.tolist()
 
     def publish_batch(self, messages):
         is_shipped = self.partitioner.message_shards(self.message_columns(messages))
@@ -84,7 +97,7 @@ class Sharded:
         return set(found)
 
     def results(self, subscription_id):
-        answers = [self.brokers[shard].results(subscription_id) for shard in self.placed[subscription_id][1]]
+        answers = [self.brokers[shard].results(subscription_id) for shard in self.placed[subscription_id][1].shards]
         assert all(answer == answers[0] for answer in answers)
         return answers[0]
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 import nearcast as nc
 import oracle
 import strategies
-from nearcast.columns import deliveries_of_table
 from nearcast.model import KINDS
 from nearcast.partition.registry import PARTITIONERS
 from sharded import Sharded
+from table_rows import deliveries_of_table
 
 pytestmark = pytest.mark.kernels
 # A third of the usual number, for there are many partitioners.

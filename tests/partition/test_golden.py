@@ -119,7 +119,7 @@ def test_dkm_equation_1_kop_costs_the_sum_of_its_keywords():
     new = OBJECTS.subscriptions(nc.Nearest("d", ["w3"], at=(0, 0)))
     assert partitioner.add(new).shards.tolist() == [0]
     assert partitioner.add(new).shards.tolist() == [1]
-    partitioner.remove(columns, placement)
+    partitioner.remove(placement)
     assert partitioner.loads == pytest.approx([0.2, 0.2])
 
 

@@ -15,26 +15,9 @@ from nearcast.partition.report import Balance, draw, report, sample_of
 from nearcast.partition.statistics import MAX_POINTS, Statistics
 from nearcast.space.covers import single_boxes
 from nearcast.space.regions import might_be_in_region, shape_and_numbers
-from worlds import WORDS, World
+from worlds import WORDS, World, crowd
 
 pytestmark = pytest.mark.kernels
-
-
-def crowd(n, kind, seed=0):
-    """Messages and subscriptions: words by rank, places denser towards the origin."""
-    draw = np.random.default_rng(seed)
-    shares = 1 / np.arange(1, 11)
-    places = (draw.random((2 * n, 2)) ** 3 * 10).tolist()
-    words = [draw.choice(WORDS, 3, replace=False, p=shares / shares.sum()).tolist() for _ in range(2 * n)]
-    world = World([nc.Message(i, *place, some) for i, (place, some) in enumerate(zip(places, words, strict=True))][:n])
-    made = {
-        "boolean": lambda i: nc.Boolean(i, words[i][:2], within=nc.Circle(*places[i], 0.3)),
-        "similar": lambda i: nc.Similar(i, words[i], at=tuple(places[i]), threshold=0.8),
-        "nearest": lambda i: nc.Nearest(i, words[i], at=tuple(places[i]), k=3),
-        "topk": lambda i: nc.TopK(i, words[i], at=tuple(places[i]), k=3),
-    }[kind]
-    tried = world.messages([nc.Message(i, *places[i], words[i]) for i in range(n, 2 * n)])
-    return world, world.subscriptions(*map(made, range(n, 2 * n))), tried
 
 
 def brute_share(statistics, word, box):
@@ -145,8 +128,8 @@ def test_a_window_apart_is_for_plans_alone():
 
 def test_hybrids_take_a_number_that_divides():
     world, columns, _ = crowd(20, "boolean")
-    with pytest.raises(nc.NearcastError, match="n_first is 3; it must divide the number of shards, which is 8"):
-        SpatialFirstPartitioner.fit(columns, world.statistics, 8, n_first=3)
+    with pytest.raises(nc.NearcastError, match="l1 is 3; it must divide the number of shards, which is 8"):
+        SpatialFirstPartitioner.fit(columns, world.statistics, 8, l1=3)
     partitioner, _ = SpatialFirstPartitioner.fit(columns, world.statistics, 8)
     assert (partitioner.n_first, partitioner.n_second) == (2, 4)
 

@@ -5,8 +5,8 @@ import pytest
 
 import nearcast as nc
 from nearcast.columns import MessageColumns
-from nearcast.index.compile import compiled
 from nearcast.kernels.verify import TOPK
+from nearcast.tables.compile import compiled
 from published.igpt import POSTING, IgptIndex, sums_and_most
 from published.igpt_search import first_hopeless, is_hopeless, place_threshold, settle, text_threshold, unseen_bound
 from published.lists import LIST

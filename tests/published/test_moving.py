@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
+from harness.road_network import advance, network, objects, points_of
 from published.moving import Grid, MovingIndex
-from road_network import advance, network, objects, points_of
 
 WORDS = [f"w{i}" for i in range(6)]
 
@@ -29,15 +29,15 @@ def test_baselines_find_as_many_changes_as_the_broker(is_word_first, half):
     texts = [draw.choice(WORDS, draw.integers(0, 4), replace=False).tolist() for _ in range(n)]
     broker.publish_batch([nc.Message(i, *draw.random(2).tolist(), texts[i]) for i in range(n)])
     frequencies = np.arange(len(broker.vocabulary), dtype=float)
-    index = MovingIndex(broker._book.columns, frequencies, Grid(-1.0, 3 / 40), is_word_first=is_word_first)
-    [held] = broker._active.segments()
+    index = MovingIndex(broker._parts.store.columns, frequencies, Grid(-1.0, 3 / 40), is_word_first=is_word_first)
+    [held] = broker._parts.active.segments()
     index.take(held.segment)
     n_all = 0
     for _ in range(5):
         slots = np.sort(draw.choice(60, 20, replace=False))
         x, y = draw.random((2, 20))
         found = broker.move(pa.table({"id": slots, "x": x, "y": y}))
-        assert index.move(slots, broker._book.columns.numbers[slots])[0] == found.num_rows
+        assert index.move(slots, broker._parts.store.columns.numbers[slots])[0] == found.num_rows
         n_all += found.num_rows
     assert n_all > 0
 
@@ -46,14 +46,14 @@ def test_baselines_find_as_many_changes_as_the_broker(is_word_first, half):
 def test_words_that_come_later_have_lists_of_their_own(is_word_first):
     broker = nc.Broker(space=nc.Planar(-1, -1, 2, 2), lifetime=math.inf)
     broker.subscribe([nc.Boolean(0, ["w0"], within=nc.Box(-0.9, -0.9, 0.1, 0.1))])
-    index = MovingIndex(broker._book.columns, np.ones(1), Grid(-1.0, 3 / 40), is_word_first=is_word_first)
+    index = MovingIndex(broker._parts.store.columns, np.ones(1), Grid(-1.0, 3 / 40), is_word_first=is_word_first)
     draw = np.random.default_rng(4)
     broker.publish_batch([nc.Message(i, *draw.random(2).tolist(), ["w0", f"late{i % 7}"]) for i in range(200)])
-    [held] = broker._active.segments()
+    [held] = broker._parts.active.segments()
     index.take(held.segment)
     found = broker.move(pa.table({"id": [0], "x": [0.5], "y": [0.5]}))
     assert found.num_rows > 100
-    assert index.move(np.array([0]), broker._book.columns.numbers[:1])[0] == found.num_rows
+    assert index.move(np.array([0]), broker._parts.store.columns.numbers[:1])[0] == found.num_rows
 
 
 @pytest.fixture

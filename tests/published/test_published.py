@@ -16,21 +16,21 @@ from hypothesis import given, settings
 import nearcast as nc
 import oracle
 import strategies
-from nearcast.columns import deliveries_of_table
-from nearcast.index.registry import INDEXES
+from nearcast.index.indexes import INDEXES
 from nearcast.model import KINDS, SIMILARITIES
 from published import BOOLEAN_INDEXES, PUBLISHED, TOPK_INDEXES
 from published.ap_build import Entries
 from published.ap_partitions import even_places, improve, keyword_partition, space_partition
 from published.entries import ENTRY
+from table_rows import deliveries_of_table
 
 # As published, and so that a handful of subscriptions is split into every kind of node, or into small cells.
 SMALL_NODES = {"published.ap_tree.FANOUT": 5, "published.ap_tree.LEAF_SIZE": 2}
 # Buffers with no more than k messages, so that few of them give subscriptions floors to be pruned by.
 SMALL_BUFFERS = {
-    "nearcast.results.sizing.EVALUATION_COST": 0,
-    "nearcast.results.sizing.MAX_OVERSIZE": 1,
-    "nearcast.results.sizing.N_DEVIATIONS": 0,
+    "nearcast.feeds.sizing.EVALUATION_COST": 0,
+    "nearcast.feeds.sizing.MAX_OVERSIZE": 1,
+    "nearcast.feeds.sizing.N_DEVIATIONS": 0,
 }
 VARIANTS = {
     **{name: (name, SMALL_BUFFERS if name in TOPK_INDEXES else {}) for name in PUBLISHED},
@@ -226,7 +226,7 @@ def test_nodes_are_built_anew_when_the_workload_changes():
             broker.subscribe([nc.Boolean(i, [f"old{draw.randrange(50)}", "x"]) for i in range(1000)])
             broker.subscribe([nc.Boolean(i, [f"new{draw.randrange(50)}", "x"]) for i in range(1000, 1400)])
             broker.publish_batch([nc.Message(i, 0, 0, [f"new{i}", "x"]) for i in range(50)])
-        n_read[divergence] = broker._book._contents.index.n_read
+        n_read[divergence] = broker._parts.store._contents.index.n_read
     assert n_read[0.001] < n_read[9.0] / 2
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import nearcast as nc
-from nearcast.index.registry import INDEXES
+from nearcast.index.indexes import INDEXES
 from nearcast.space.distance import distance
 from published import PUBLISHED
 from published.stamp_bounds import distance_out_of_box, distance_to_box
@@ -82,7 +82,7 @@ def test_prefixes_longer_than_there_are_levels(monkeypatch, text_weight):
     expected = found.pop("exhaustive")
     assert expected.num_rows > 100
     assert all(answer == expected for answer in found.values())
-    n_verified = [brokers[index]._book._contents.index.n_verified for index in found]
+    n_verified = [brokers[index]._parts.store._contents.index.n_verified for index in found]
     # All words are read before anything could be verified.
     assert n_verified[0] > n_verified[1] > n_verified[2] == 0
 

@@ -7,8 +7,10 @@ import pytest
 
 import nearcast as nc
 from nearcast.spark import fit, match, plan
-from nearcast.subscription_tables import subscriptions_to_table
+from nearcast.spark.folder import POPULATION
+from nearcast.spark.sampling import drawn
 from pipelines import ON_SPARK, SAMPLE, SPACE, Scenario, message_table, rows
+from table_rows import subscriptions_to_table
 
 
 def expected_results(scenario, messages):
@@ -53,6 +55,39 @@ def test_a_batch_matches_what_a_broker_does(spark, tmp_path, seed, n_partitions,
     found = match(frame, planned)
     assert sorted(map(tuple, found.collect()), key=repr) == expected
     assert len(expected) > 200
+
+
+def test_the_sample_is_drawn_at_random_from_all_rows(spark):
+    """The first rows, or those of the first tasks, would have no number above 1,000."""
+    frame = (
+        spark.range(0, 10_000, 1, 8).withColumnRenamed("id", "number").selectExpr("concat('m', number) id", "number")
+    )
+    found = drawn(frame, 1_000, seed=3)
+    numbers = found["number"].to_numpy()
+    assert found.schema.metadata == {POPULATION: b"10000"}
+    assert len(set(numbers.tolist())) == 1_000
+    assert abs(numbers.mean() - 5_000) < 500
+    assert [((numbers >= low) & (numbers < low + 1_000)).sum() for low in range(0, 10_000, 1_000)] == pytest.approx(
+        [100] * 10, abs=40
+    )
+    # However the rows lie, the same seed draws the same.
+    again = drawn(frame.repartition(3), 1_000, seed=3)
+    assert again["number"].to_pylist() == numbers.tolist()
+    assert drawn(frame, 1_000, seed=4)["number"].to_pylist() != numbers.tolist()
+    assert drawn(frame, 20_000, seed=3).num_rows == 10_000
+
+
+def test_settings_of_a_partitioner_reach_the_plan(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=15, has_window=False, is_written=False)
+    messages = in_order(scenario)
+    frame = spark.createDataFrame(message_table(messages))
+    first = spark.createDataFrame(subscriptions_to_table(scenario.first))
+    options = {"shards": 4, "partitioner": "keyword-first", "partitioner_options": {"l1": 4}}
+    planned = plan(first, sample=frame, **options, **settings(scenario, tmp_path))
+    assert {folder.plan().partitioner_options["l1"] for folder in (planned.stateless, planned.keeping)} == {4}
+    assert sorted(map(tuple, match(frame, planned).collect()), key=repr) == expected_results(scenario, messages)
+    with pytest.raises(nc.NearcastError, match="l1 is 3; it must divide the number of shards, which is 4"):
+        match(frame, first, **options | {"partitioner_options": {"l1": 3}}, **settings(scenario, tmp_path))
 
 
 @pytest.mark.parametrize("partitioner", ON_SPARK)

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 import nearcast as nc
 from nearcast.spark import fit, match
-from nearcast.subscription_tables import subscriptions_to_table
+from table_rows import subscriptions_to_table
 from pipelines import SAMPLE, SPACE, Scenario, message_table, started
 from pyspark.sql import SparkSession
 

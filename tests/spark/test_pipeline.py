@@ -68,9 +68,19 @@ def test_a_good_file(tmp_path):
     pipeline = read_pipeline(tmp_path / "pipeline.toml")
     assert pipeline.partitioner == "location"
     assert pipeline.sample == {"format": "json", "path": f"file://{tmp_path}/old"}
+    assert pipeline.partitioner_options == {}
+    set_up = divided.replace("location", "dkm") + "[partitioner]\ngamma_1 = 50\ngamma_2 = 8\n"
+    (tmp_path / "pipeline.toml").write_text(set_up.replace('path = "old"', 'path = "old"\nsize = 300\nseed = 9'))
+    pipeline = read_pipeline(tmp_path / "pipeline.toml")
+    assert pipeline.partitioner_options == {"gamma_1": 50, "gamma_2": 8}
+    assert (pipeline.sample["size"], pipeline.sample["seed"]) == (300, 9)
     (tmp_path / "pipeline.toml").write_text(GOOD + "[active]\nlifetime = inf\n[fence]\ndwell = 5\naccuracy = 30.5\n")
     pipeline = read_pipeline(tmp_path / "pipeline.toml")
     assert (pipeline.lifetime, pipeline.fence) == (math.inf, Fence(dwell=5, accuracy=30.5))
+    assert (pipeline.clock, pipeline.delay) == ("event", 0)
+    (tmp_path / "pipeline.toml").write_text(GOOD + '[clock]\nkind = "watermark"\ndelay = 2.5\n')
+    pipeline = read_pipeline(tmp_path / "pipeline.toml")
+    assert (pipeline.clock, pipeline.delay) == ("watermark", 2.5)
 
 
 KAFKA = """\
@@ -124,6 +134,36 @@ def test_sources_elsewhere_are_told_as_they_stand(tmp_path):
             '"available-now"\npartitioner = "random"',
             "line 4: partitioner is 'random'; it must be one of hash, location",
         ),
+        (
+            "[messages]",
+            "[partitioner]\ngamma_1 = 5\n[messages]",
+            "line 6: gamma_1 is not an option of the partitioner hash; it has none",
+        ),
+        (
+            '"available-now"',
+            '"available-now"\npartitioner = "dkm"\n[partitioner]\ngamma_1 = 5\ntheta = 5',
+            "line 7: theta is not an option of the partitioner dkm; it has gamma_1, gamma_2",
+        ),
+        (
+            '"available-now"',
+            '"available-now"\npartitioner = "dkm"\n[partitioner]\ngamma_1 = 5\ngamma_2 = 0',
+            "line 7: gamma_2 is 0; it must be a whole number from 1",
+        ),
+        (
+            '"available-now"',
+            '"available-now"\npartitioner = "dkm"\n[partitioner]\ngamma_3 = 5',
+            "line 6: gamma_3 is not known in [partitioner]; there are l1, l2, theta, gamma_1, gamma_2",
+        ),
+        (
+            '"available-now"',
+            '"available-now"\npartitioner = "spatial-first"\n[partitioner]\nl1 = 2\nl2 = 2',
+            "line 7: l1 x l2 is 2 x 2; it must be the number of shards, which is 2",
+        ),
+        (
+            "[messages]",
+            '[sample]\nformat = "json"\npath = "old"\nsize = 0\n[messages]',
+            "line 8: size is 0; it must be at least 1",
+        ),
         ("[messages]", "[mesages]", "line 5: [mesages] is not known; there are pipeline, messages,"),
         ('format = "json"\npath = "messages"', 'format = "xml"', "line 6: format is 'xml'; it must be one of parquet,"),
         ('path = "messages"\n', "", "line 5: path is missing in [messages]; json needs it"),
@@ -136,6 +176,14 @@ def test_sources_elsewhere_are_told_as_they_stand(tmp_path):
         ("max_y = 10\n", "", "line 14: missing 1 required positional argument: 'max_y'"),
         ("count = 100", "count = 0", "line 22: "),
         ("count = 100", "count = 100\nseconds = 3", "line 21: count and seconds are both given"),
+        ("[text]", '[clock]\nkind = "wall"\n[text]', "line 25: clock is 'wall'; it must be one of event, watermark"),
+        ("[text]", "[clock]\ndelay = 5\n[text]", "line 25: delay is 5, which only the clock 'watermark' has; leave"),
+        ("[text]", '[clock]\nkind = "watermark"\ndelay = -1\n[text]', "line 26: delay is -1; it must be a number of"),
+        (
+            "[text]",
+            '[clock]\nkind = "event"\nlate = 5\n[text]',
+            "line 26: late is not known in [clock]; there are kind",
+        ),
         ("[text]", "[active]\nlifetime = -1\n[text]", "line 25: lifetime is -1; it must be a number of seconds from 0"),
         ("[text]", "[fence]\ndwell = 5\n[text]", "line 24: fence is given without a lifetime"),
         ("[text]", "[active]\nlifetime = inf\n[fence]\ndwell = -5\n[text]", "line 27: dwell is -5.0; it must not be"),

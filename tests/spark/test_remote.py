@@ -21,12 +21,14 @@ import pytest
 
 import nearcast as nc
 from folders import Killed, made, written
-from nearcast.spark import match, remote, shards
-from nearcast.spark.remote import RemoteTree, tree_at
+from nearcast.spark import match, shards
+from nearcast.spark.folder import FIRST, Folder, Plan
+from nearcast.spark.frames import spark_location
 from nearcast.spark.shards import run_shard, shard_after
-from nearcast.spark.state import FIRST, Folder, Plan
-from nearcast.spark.trees import LocalTree
-from nearcast.storage import MANIFEST, State, read_state, write_state
+from nearcast.storage import object_store as remote
+from nearcast.storage.local_folder import LocalTree
+from nearcast.storage.manifest import MANIFEST, State, read_state, write_state
+from nearcast.storage.object_store import RemoteTree, tree_at
 from pipelines import (
     Scenario,
     answers,
@@ -366,14 +368,14 @@ def test_places_are_named_by_paths_and_uris(tmp_path):
     ):
         tree = tree_at("state", uri)
         assert isinstance(tree, RemoteTree)
-        assert (tree.place, tree.location("checkpoint")) == (place, location)
+        assert (tree.place, spark_location(tree, "checkpoint")) == (place, location)
         assert tree.child("b").place == f"{place}/b"
         assert sent(tree) == tree != tree.child("b")
         assert hash(sent(tree)) == hash(tree)
     tree = tree_at("state", elsewhere(tmp_path / "state"))
     assert sent(tree) == tree != tree_at("state", elsewhere(tmp_path / "other"))
-    with pytest.raises(nc.NearcastError, match=r"Spark cannot be told of local:.*/state; give a path or a URI for the"):
-        tree.location("checkpoint")
+    with pytest.raises(nc.NearcastError, match=r"Spark cannot reach local:.*/state; give a path or a URI for the"):
+        spark_location(tree, "checkpoint")
     with pytest.raises(nc.NearcastError, match=r"^s3://bucket/a cannot be reached: "):
         tree_at("state", "s3://key:secret@bucket/a?color=red").has("PIPELINE.json")
 
@@ -394,7 +396,7 @@ def test_a_stream_goes_on_without_its_copies(spark, tmp_path):
     def sink(deliveries, batch):
         sunk.append((batch, sorted(map(tuple, deliveries.collect()), key=repr)))
 
-    with pytest.raises(nc.NearcastError, match="Spark cannot be told of"):
+    with pytest.raises(nc.NearcastError, match="Spark cannot reach"):
         started(spark, scenario, state)
     started(spark, scenario, state, sinks=[sink], **notes).awaitTermination()
     assert max(delivered(tmp_path / "state")) == 3

@@ -20,10 +20,10 @@ import nearcast as nc
 from kafka import free_ports, wait_for_listener
 from nearcast.cli.main import app
 from nearcast.spark import match, plan
-from nearcast.spark.remote import tree_at
+from nearcast.spark.folder import Folder
 from nearcast.spark.shards import shard_after
-from nearcast.spark.state import Folder
-from nearcast.storage import MANIFEST
+from nearcast.storage.manifest import MANIFEST
+from nearcast.storage.object_store import tree_at
 from pipelines import SETTINGS, Scenario, answers, delivered, message_table, stateless_answers, stateless_plan
 
 KEY, SECRET, REGION = "nearcast", "secret", "eu-central-1"

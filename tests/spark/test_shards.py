@@ -1,8 +1,10 @@
 """What workers do, without Spark: whichever process holds a shard, whatever it forgot, the deliveries are the same."""
 
+import math
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,9 +14,10 @@ import nearcast as nc
 from folders import Killed, made, written
 from nearcast.partition.registry import PARTITIONERS
 from nearcast.spark import shards
-from nearcast.spark.shards import claimed_shard, run_shard, shard_after, shards_of, write_input
-from nearcast.spark.state import FIRST, Folder, Plan
-from nearcast.spark.trees import LocalTree
+from nearcast.spark.changes import runs
+from nearcast.spark.folder import FIRST, Folder, Plan
+from nearcast.spark.shards import can_rest, claimed_shard, run_shard, shard_after, shards_of, write_input
+from nearcast.storage.local_folder import LocalTree
 from pipelines import IS_SOAK, SPACE, Move, Scenario, answers, delivered
 
 
@@ -103,6 +106,84 @@ def test_several_changes_of_one_subscription_in_one_batch(tmp_path, partitioner)
     assert "s2" not in ids
 
 
+@pytest.mark.parametrize("fence", [None, nc.Fence(accuracy=10)], ids=["no fence", "fence"])
+@pytest.mark.parametrize("partitioner", ["hash", "location"])
+def test_several_positions_in_one_batch_give_the_net_difference(tmp_path, partitioner, fence):
+    """Out and back changes nothing, whatever stands between; with a fence each position of a boolean one counts."""
+    scenario = Scenario(tmp_path / "in", seed=78, n_batches=2, n_messages=0, is_written=False)
+    scenario.window, scenario.lifetime, scenario.fence = nc.CountWindow(9), math.inf, fence
+    scenario.first = [
+        nc.Boolean("b", "w0", within=nc.Circle(0, 0, 0.1)),
+        nc.TopK("t", "w0", at=(0, 0), k=1, spatial_weight=1),
+        nc.Nearest("n", "w0", at=(0, 0), k=1),
+    ]
+    out, back = ([Move(key, (x, x), ts) for key in "btn"] for x, ts in ((1, 8), (0, 7)))
+    messages = [nc.Message("m0", 0, 0, ["w0"], ts=0), nc.Message("m1", 1, 1, ["w0"], ts=1)]
+    changes = [*out, nc.Boolean("x", "w0"), Move("nobody", (0, 0), 7), "x", *back, Move("t", (1, 1), 6), "t", out[1]]
+    scenario.batches = [([], messages), (changes, [])]
+    folder = made(tmp_path / "state", scenario, n_shards=2, partitioner=partitioner)
+    n_rejected = 0
+    for batch in range(2):
+        n_rejected += written(folder, scenario, batch)["rejected"]
+        n_rejected += sum(run_shard(folder, shard, batch).rejected for shard in range(2))
+    expected, _ = scenario.expected()
+    assert delivered(folder.path) == expected
+    # One who was removed before its last position; "nobody" is another.
+    assert n_rejected == scenario.n_rejected == 2
+    found = sorted(row[:3] for row in expected[1])
+    flips = [("b", "m0", -1), ("b", "m0", 1), ("b", "m1", -1), ("b", "m1", 1)] if fence else []
+    assert found == sorted([*flips, ("t", "m0", -1), ("t", "m1", 1)])
+
+
+def test_changes_are_made_in_runs():
+    rows = [("a", "move"), ("a", "subscribe"), ("b", "subscribe"), ("c", "move"), ("d", "subscribe"), ("b", "move")]
+    rows += [("b", "subscribe"), ("c", "move"), ("b", "unsubscribe"), ("a", "move"), ("e", "move"), ("a", "move")]
+    expected = [("move", [0]), ("subscribe", [1, 2, 4]), ("move", [5]), ("subscribe", [6]), ("unsubscribe", [8])]
+    assert list(runs(*zip(*rows, strict=True))) == [*expected, ("move", [3, 7, 9, 10, 11])]
+    assert list(runs([], [])) == []
+
+
+@pytest.mark.parametrize("partitioner", ["hash", "location"])
+@pytest.mark.parametrize(("clock", "delay"), [("event", 0), ("watermark", 25), ("processing", 0)])
+def test_every_clock_gives_what_a_broker_does(tmp_path, monkeypatch, clock, delay, partitioner):
+    """Also where nothing comes for some batches, rows come out of order, and workers forget what they hold."""
+    settings = {"is_active": True, "is_written": False, "clock": clock, "delay": delay}
+    scenario = Scenario(tmp_path / "in", seed=79, n_batches=10, n_messages=15, **settings)
+    scenario.window, scenario.lifetime, scenario.fence = nc.TimeWindow(20), 30, None
+    for batch in (2, 3, 7):
+        scenario.batches[batch] = ([], [])
+    for changes, messages in scenario.batches:
+        changes[:] = [change._replace(ts=change.ts / 2) if isinstance(change, Move) else change for change in changes]
+        messages.sort(key=lambda message: message.id[::-1])
+    folder = made(tmp_path / "state", scenario, n_shards=2, partitioner=partitioner)
+    expected, _ = scenario.expected()
+    for batch in range(10):
+        counts = written(folder, scenario, batch)
+        moment = scenario.moment(batch)
+        assert counts["moment"] == (None if moment < -1e8 else moment)
+        reports = [run_shard(folder, shard, batch) for shard in range(2)]
+        n_found = sum(report.deliveries for report in reports)
+        assert not can_rest(folder.plan(), batch, counts) or n_found == 0
+        if batch % 2:
+            monkeypatch.setattr(shards, "_held", {})
+            # A task that is tried again takes the same moment from the input.
+            assert sum(run_shard(folder, shard, batch).deliveries for shard in range(2)) == n_found
+    assert delivered(folder.path) == expected
+    assert answers([shard_after(folder, shard, 9) for shard in range(2)]) == scenario.ended
+    left = [row for batch in (2, 3, 7) for row in expected[batch]]
+    assert bool(left) == (clock == "processing")
+
+
+def test_shards_rest_only_while_nothing_can_expire():
+    idle = {"messages": 0, "changes": 0, "moment": 5.0}
+    time, count = (Plan(SPACE, window, 2, 20) for window in (nc.TimeWindow(5), nc.CountWindow(5)))
+    assert not can_rest(time, 3, idle)
+    assert can_rest(time, 3, idle | {"moment": None})
+    assert can_rest(count, 3, idle)
+    assert not can_rest(count, 20, idle)
+    assert not can_rest(count, 3, idle | {"messages": 1})
+
+
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_time_passes_in_every_shard(tmp_path, partitioner):
     """A position tells all shards how late it is, whoever it is of, unless it is too wrong for the fence."""
@@ -139,7 +220,7 @@ def test_a_shard_can_be_asked_for_any_batch_that_is_kept(tmp_path):
     broker.subscribe(scenario.first)
     scenario.n_rejected = scenario.n_moved = 0
     for batch, (changes, messages) in enumerate(scenario.batches):
-        scenario.changed(broker, changes)
+        scenario.changed(broker, changes, scenario.moment(batch))
         broker.publish_batch(messages)
         asked = shard_after(folder, 0, batch)
         for kind in ("topk", "nearest"):
@@ -215,8 +296,11 @@ def test_a_folder_keeps_to_what_it_was_made_for(tmp_path):
     folder = made(tmp_path / "state", scenario)
     with pytest.raises(nc.NearcastError, match=r"space is .*; the pipeline in .* was made for .*Planar"):
         folder.create(Plan(nc.Geographic(), scenario.window, 2, 3), scenario.vocabulary())
+    for name, value, known in (("clock", "watermark", "event"), ("delay", 5.0, 0.0)):
+        with pytest.raises(nc.NearcastError, match=f"{name} is {value}; the pipeline in .* was made for {known}"):
+            folder.create(replace(folder.plan(), **{name: value}), scenario.vocabulary())
     manifest = folder.path / "PIPELINE.json"
-    manifest.write_text(manifest.read_text().replace("nearcast-pipeline-1", "nearcast-pipeline-9"))
+    manifest.write_text(manifest.read_text().replace("nearcast-pipeline-2", "nearcast-pipeline-9"))
     with pytest.raises(nc.StorageError, match="has format 'nearcast-pipeline-9'"):
         folder.create(folder.plan(), scenario.vocabulary())
 

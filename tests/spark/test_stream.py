@@ -2,9 +2,12 @@
 
 import json
 import os
+import random
 import shutil
+import sys
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,9 +16,11 @@ import pytest
 
 import nearcast as nc
 from nearcast.spark import stream
-from nearcast.spark.state import Folder
-from nearcast.spark.trees import local_path
-from pipelines import ON_SPARK, SPACE, Scenario, delivered, started
+from nearcast.spark.folder import Folder
+from nearcast.spark.stream import _Batches
+from nearcast.storage.local_folder import local_path
+from pipelines import ON_SPARK, SPACE, WORDS, Scenario, change_table, delivered, message_table, started
+from table_rows import subscriptions_to_table
 
 
 @pytest.mark.parametrize("partitioner", [name for name in ON_SPARK if name != "hash"])
@@ -31,9 +36,31 @@ def test_a_stream_delivers_what_a_broker_does_however_it_is_divided(spark, tmp_p
         started(spark, scenario, tmp_path / "state")
 
 
-@pytest.mark.parametrize(("seed", "shards"), [(1, 1), (2, 2), (3, 3)])
-def test_a_stream_delivers_what_a_broker_does(spark, tmp_path, seed, shards):
-    scenario = Scenario(tmp_path / "in", seed=seed)
+def test_a_stream_keeps_the_settings_of_its_partitioner(spark, tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=10, n_batches=2, has_window=False)
+    options = {"partitioner": "dkm", "sample": spark.createDataFrame(scenario.sample()), "sample_size": 30}
+    state = tmp_path / "state"
+    started(spark, scenario, state, partitioner_options={"gamma_1": 3}, **options).awaitTermination()
+    assert delivered(state) == scenario.expected()[0]
+    folder = Folder(state)
+    assert folder.plan().partitioner_options == {"gamma_1": 3}
+    assert folder.sample().num_rows == 30
+    router, _ = folder.open_router(1)
+    settings = router.description["partitioner"]
+    assert (settings["gamma_1"], settings["gamma_2"]) == (3, 26)
+    # Without a window the balls of nearest subscriptions are for all messages that the sample was drawn from.
+    assert router.arrays["partitioner_sample_sizes"].tolist() == [scenario.sample().num_rows, 0]
+    for other in ({}, {"gamma_1": 4}, {"gamma_1": 3, "gamma_2": 26}):
+        with pytest.raises(nc.NearcastError, match=r"partitioner_options is \{.*\}; the pipeline in .* was made for"):
+            started(spark, scenario, state, partitioner_options=other, **options)
+    with pytest.raises(nc.NearcastError, match="theta is not an option of the partitioner dkm; it has gamma_1"):
+        started(spark, scenario, tmp_path / "other", partitioner_options={"theta": 4}, **options)
+
+
+@pytest.mark.parametrize(("seed", "shards", "delay"), [(1, 1, None), (2, 2, 20), (3, 3, None)])
+def test_a_stream_delivers_what_a_broker_does(spark, tmp_path, seed, shards, delay):
+    clock = {} if delay is None else {"clock": "watermark", "delay": delay}
+    scenario = Scenario(tmp_path / "in", seed=seed, **clock)
     told = []
     started(spark, scenario, tmp_path / "state", shards=shards, on_batch=told.append).awaitTermination()
     expected, ids = scenario.expected()
@@ -44,6 +71,21 @@ def test_a_stream_delivers_what_a_broker_does(spark, tmp_path, seed, shards):
     assert told[-1]["subscriptions"] == len(ids)
     lines = [json.loads(line) for line in (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()]
     assert lines == told
+
+
+@pytest.mark.parametrize("shards", [1, 5])
+def test_scores_are_those_of_a_broker_without_a_vocabulary(spark, tmp_path, monkeypatch, shards):
+    # Shards meet the words of long texts with repeats in orders of their own, and number them so.
+    texts = random.Random(7)
+    some = [[texts.choice(WORDS) for _ in range(texts.randint(10, 16))] for _ in range(12)]
+    monkeypatch.setattr("pipelines.some_words", lambda draw: draw.choice(some))
+    scenario = Scenario(tmp_path / "in", seed=21, n_batches=4)
+    monkeypatch.setattr(scenario, "vocabulary", nc.Vocabulary)
+    started(spark, scenario, tmp_path / "state", shards=shards).awaitTermination()
+    expected, _ = scenario.expected()
+    assert delivered(tmp_path / "state") == expected
+    scores = {row[3] for found in expected.values() for row in found if row[3] is not None}
+    assert len(scores) > 100
 
 
 def test_metrics_tell_what_happened(spark, tmp_path):
@@ -100,6 +142,47 @@ def test_shards_rest_while_nothing_comes(spark, tmp_path):
     assert [metrics["batch"] for metrics in told if not any(metrics["shard_seconds"])] == [2, 3, 7]
     assert told[-1]["subscriptions"] == len(ids)
     assert [metrics["subscriptions"] for metrics in told[3:6]] == [told[2]["subscriptions"]] * 3
+
+
+def test_results_expire_while_nothing_comes(spark, tmp_path, monkeypatch):
+    """By the time of the driver, in batches without rows; a batch that is repeated keeps the time that it had."""
+    scenario = Scenario(tmp_path / "in", seed=12, n_batches=1, n_messages=0)
+    first = [nc.TopK("t", "w0", at=(0, 0), k=1, spatial_weight=1)]
+    messages = [nc.Message(f"m{i}", i / 2, 0, ["w0"], ts=2 * i) for i in range(2)]
+    tables = {"first/all": subscriptions_to_table(first), "messages/0000": message_table(messages)}
+    for name, table in (tables | {"changes/0000": change_table([])}).items():
+        pq.write_table(table, tmp_path / "in" / f"{name}.parquet")
+    scenario.window, scenario.lifetime, scenario.fence, scenario.clock = nc.TimeWindow(20), None, None, "processing"
+    state, now = tmp_path / "state", [1.0]
+    monkeypatch.setattr(sys.modules["nearcast.spark.stream"], "_Batches", partial(_Batches, now=lambda: now[-1]))
+
+    def found():
+        return [(batch, *row[1:3]) for batch, rows in sorted(delivered(state).items()) for row in rows]
+
+    query = started(spark, scenario, state, snapshot_every=100, trigger={"processingTime": "100 milliseconds"})
+    deadline = time.monotonic() + 100
+    for moment, n_found in ((1.0, 1), (20.5, 3), (25.0, 4)):
+        now.append(moment)
+        while len(found()) < n_found:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    query.stop()
+    before = found()
+    assert [row[1:] for row in before] == [("m0", 1), ("m0", -1), ("m1", 1), ("m1", -1)]
+    batch = before[-1][0]
+    assert before[0][0] < before[1][0] == before[2][0] < batch
+    # As if the driver had died in the last of them, with nothing delivered.
+    for name, first_lost in (("offsets", batch + 1), ("commits", batch)):
+        for file in (state / "checkpoint" / name).iterdir():
+            if file.name.isdigit() and int(file.name) >= first_lost:
+                file.unlink()
+    for folder in (state / "deliveries").iterdir():
+        if int(folder.name.removeprefix("batch=")) >= batch:
+            shutil.rmtree(folder)
+    now.append(99.0)
+    started(spark, scenario, state).awaitTermination()
+    assert found() == before
+    assert Folder(state).read_input(batch).description["moment"] == 25
 
 
 def test_a_line_of_metrics_is_not_glued_to_one_that_was_cut_off(tmp_path):
@@ -254,6 +337,12 @@ def test_what_makes_no_sense_is_refused(spark, tmp_path):
         started(spark, scenario, tmp_path / "other", partitioner="random")
     with pytest.raises(nc.NearcastError, match="lifetime is -1; it must be a number of seconds"):
         started(spark, scenario, tmp_path / "other", lifetime=-1)
+    with pytest.raises(nc.NearcastError, match=r"clock is processing; the pipeline in .* was made for event"):
+        started(spark, scenario, tmp_path / "state", clock="processing")
+    with pytest.raises(nc.NearcastError, match="clock is 'wall'; it must be one of event, watermark, processing"):
+        started(spark, scenario, tmp_path / "other", clock="wall")
+    with pytest.raises(nc.NearcastError, match="delay is 5, which only the clock 'watermark' has"):
+        started(spark, scenario, tmp_path / "other", delay=5)
     still = spark.read.parquet(str(scenario.folder / "messages"))
     with pytest.raises(nc.NearcastError, match=r"messages is no stream; .* use nearcast.spark.match"):
         stream(still, state=tmp_path / "other")

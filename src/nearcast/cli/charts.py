@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from nearcast.arrays import Float64Array
 from nearcast.cli.show import as_duration
 
-# Colours that stay apart for those who see fewer (Okabe and Ito).
+# Colours that are distinct with colour blindness (Okabe and Ito).
 BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#777777"
 SHARD_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", SKY, "#000000", "#B8A800")
 STAGES = {"input": SKY, "match": BLUE, "sink": "#E69F00", "cleanup": PURPLE}
@@ -39,32 +40,32 @@ class Course:
         known = [time for time in self.times if time is not None]
         self.is_long = bool(known) and known[-1] - known[0] > timedelta(days=1)
 
-    def values(self, name: str) -> Any:
+    def values(self, name: str) -> Float64Array:
         """Return a quantity of each batch, NaN where it is not known."""
         return np.array([math.nan if (value := line.get(name)) is None else value for line in self.lines], float)
 
-    def shard_values(self, name: str) -> Any:
+    def shard_values(self, name: str) -> Float64Array:
         """Return a quantity of each batch and shard, NaN where it is not known."""
         rows = [line.get(name) or [] for line in self.lines]
         n_shards = max(map(len, rows))
         return np.array([[*row, *[math.nan] * (n_shards - len(row))] for row in rows], float)
 
-    def total(self, values: Any) -> Any:
+    def total(self, values: Float64Array) -> Float64Array:
         """Return the sum of a quantity at each point."""
         return np.add.reduceat(np.nan_to_num(values), self.starts)
 
-    def mean(self, values: Any) -> Any:
+    def mean(self, values: Float64Array) -> Float64Array:
         """Return the mean of a quantity at each point, NaN where it is not known."""
         n_known = np.add.reduceat(np.isfinite(values).astype(float), self.starts)
         return np.divide(self.total(values), n_known, out=np.full_like(n_known, np.nan), where=n_known > 0)
 
-    def most(self, values: Any) -> Any:
+    def most(self, values: Float64Array) -> Float64Array:
         """Return the greatest value of a quantity at each point."""
         return np.fmax.reduceat(values, self.starts)
 
 
 def draw(lines: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
-    """Return the picture of a run, at least one batch long; what its metrics do not hold is left out."""
+    """Return the charts of a run of at least one batch; charts without metrics are left out."""
     course = Course(lines)
     panels = [
         (name, panel)
@@ -194,7 +195,7 @@ def _marks(axes: Axes, course: Course) -> None:
 def _lag(axes: Axes, course: Course) -> None:
     values = course.most(course.values("lag_seconds"))
     _line(axes, course, values, ORANGE, "")
-    # Clocks may differ: a message can seem to come from the future.
+    # Clocks may differ: a message can seem to be from the future.
     axes.set_ylim(min(0.0, 1.1 * np.nanmin(values)), max(0.001, 1.15 * np.nanmax(values)))
     _time_unit(axes)
 
@@ -213,14 +214,14 @@ PANELS: dict[str, tuple[str, Callable[[Axes, Course], None]]] = {
 }
 
 
-def _line(axes: Axes, course: Course, values: Any, colour: str, label: str, **style: Any) -> None:
+def _line(axes: Axes, course: Course, values: Float64Array, colour: str, label: str, **style: Any) -> None:
     marker = "o" if len(course.points) <= MAX_MARKED_POINTS else None
     style = {"linewidth": 1.6, "marker": marker, "markersize": 3.5} | style
     axes.plot(course.points, values, color=colour, label=label, **style)
 
 
-def _cut_off(axes: Axes, course: Course, seconds: Any) -> None:
-    """Keep a few slow batches, such as the first, from flattening all others; an arrow tells what they took."""
+def _cut_off(axes: Axes, course: Course, seconds: Float64Array) -> None:
+    """Keep a few slow batches, such as the first, from flattening all others; an arrow shows their time."""
     greatest = course.most(seconds)
     slowest = int(np.nanargmax(greatest))
     top, typical = greatest[slowest], np.nanpercentile(course.mean(seconds), 90, method="lower")

@@ -34,7 +34,7 @@ MAX_DIST = 500_000
 
 
 class Run(NamedTuple):
-    """What an engine made of the sample; `broker_of` gives the broker that holds a subscription."""
+    """The result of an engine on the sample; `broker_of` returns the broker that stores a subscription."""
 
     deliveries: pa.Table
     seconds: float
@@ -91,9 +91,9 @@ def _on_spark(
     subscriptions: pa.Table, messages: pa.Table, vocabulary: nc.Vocabulary, batch_size: int, folder: Path
 ) -> Run:
     """Stream files of messages through two shards."""
+    from nearcast.spark.folder import Folder
     from nearcast.spark.session import session
     from nearcast.spark.shards import shard_after, shards_of
-    from nearcast.spark.state import Folder
     from nearcast.spark.stream import stream
 
     (folder / "messages").mkdir()
@@ -165,7 +165,7 @@ def _print_examples(run: Run, subscriptions: pa.Table, messages: pa.Table) -> No
         [row] = messages.filter(pc.equal(messages["id"], message_id)).to_pylist()
         message = nc.Message(row["id"], row["lon"], row["lat"], row["text"], ts=row["ts"])
         wish = wishes[subscription_id]
-        explained = escape(str(run.broker_of(subscription_id).explain(subscription_id, message, is_published=True)))
+        explained = escape(str(run.broker_of(subscription_id).explain(subscription_id, message, published=True)))
         output.print(
             Panel(
                 f"[dim]wants:[/] {shortened(wish['expression'], 66)}\n"

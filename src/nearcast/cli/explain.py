@@ -68,7 +68,7 @@ def explain(
     )
     x, y = (values[name if name in values else other] for name, other in (("x", "lon"), ("y", "lat")))
     asked = nc.Message(values["id"], x, y, words, ts=values.get("ts"))
-    explanation = broker.explain(wanted["id"][0].as_py(), asked, is_published=is_published)
+    explanation = broker.explain(wanted["id"][0].as_py(), asked, published=is_published)
     output.print(f"[dim]message:[/] {shortened(words, 100)}", highlight=False, soft_wrap=True)
     output.print(Text(str(explanation)), highlight=False, soft_wrap=True)
 

@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from nearcast.columns import TIMESTAMP, check_column_names, id_array
 from nearcast.errors import NearcastError, Rejection
 from nearcast.model import INT64_MAX, checked_id, checked_time, checked_unicode, checked_words, shortened
-from nearcast.storage import replaced_file
+from nearcast.storage.manifest import replaced_file
+from nearcast.tables.arrow_columns import TIMESTAMP, check_column_names, id_array
 
 INPUT_FORMATS = ".parquet, .csv, .jsonl (also .ndjson or .json), or .geojson; .csv and .jsonl also with .gz"
 OUTPUT_FORMATS = ".parquet, .csv or .jsonl; .csv and .jsonl also with .gz"
@@ -127,7 +127,7 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], Any]]:
+def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], object]]:
     """Yield a function that appends a table to a file; the file appears only when all is written."""
     kind = _format(path, OUTPUT_FORMATS)
     try:
@@ -149,7 +149,7 @@ def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table],
         raise NearcastError(f"{path} could not be written: {error}") from error
 
 
-def _json_line(row: Mapping[str, Any]) -> bytes:
+def _json_line(row: Mapping[str, object]) -> bytes:
     return (json.dumps(row, ensure_ascii=False) + "\n").encode()
 
 
@@ -176,8 +176,8 @@ def _lines(path: Path) -> Iterator[str]:
         yield from text
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    # The largest that fits a C long everywhere; a cell may hold a whole polygon.
+def _csv_rows(path: Path) -> Iterator[tuple[int, object]]:
+    # The largest that fits a C long everywhere; a cell may contain a whole polygon.
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(_lines(path), strict=True)
     try:
@@ -198,8 +198,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
         raise NearcastError(f"it is not CSV: {error} in line {reader.line_num}") from error
 
 
-def _csv_value(name: str, cell: str) -> Any:
-    """Return a cell as the value that JSON would hold; what is no number stays as it is, and is refused later."""
+def _csv_value(name: str, cell: str) -> str | float | list[str] | None:
+    """Return a cell as a JSON value; a cell that is no number is unchanged, and rejected later."""
     if cell == "":
         return None
     if name == "keywords":
@@ -213,13 +213,13 @@ def _csv_value(name: str, cell: str) -> Any:
     return cell
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(_lines(path)):
         if line.strip():
             yield number, _parsed_json(line)
 
 
-def _parsed_json(text: str) -> Any:
+def _parsed_json(text: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -228,7 +228,7 @@ def _parsed_json(text: str) -> Any:
         return NearcastError(f"it is JSON that cannot be read: {error}")
 
 
-def _features(path: Path) -> Iterator[Any]:
+def _features(path: Path) -> Iterator[object]:
     collection = _parsed_json("".join(_lines(path)))
     if isinstance(collection, NearcastError):
         raise collection
@@ -238,7 +238,7 @@ def _features(path: Path) -> Iterator[Any]:
         yield _row_of_feature(feature)
 
 
-def _row_of_feature(feature: Any) -> Any:
+def _row_of_feature(feature: Any) -> object:
     parts = (
         [feature] if not isinstance(feature, dict) else [feature.get(name) or {} for name in ("properties", "geometry")]
     )
@@ -258,7 +258,7 @@ def _row_of_feature(feature: Any) -> Any:
     return row
 
 
-def _file_rows(rows: Iterable[tuple[int, Any]], *, has_text_ids: bool = False) -> FileRows:
+def _file_rows(rows: Iterable[tuple[int, object]], *, has_text_ids: bool = False) -> FileRows:
     """Return rows of plain values as a table; those that do not fit their columns are rejected."""
     good: list[dict[str, Any]] = []
     numbers, rejections = [], []
@@ -287,7 +287,7 @@ def _file_rows(rows: Iterable[tuple[int, Any]], *, has_text_ids: bool = False) -
 
 
 def _is_canonical_integer(value: str | None) -> bool:
-    """Whether a cell is a number that is written as Python would write it, so that it comes back as it was."""
+    """Whether a cell is a number in Python's own notation, so that it round-trips."""
     if value is None:
         return True
     digits = value.removeprefix("-")
@@ -300,7 +300,7 @@ def _is_canonical_integer(value: str | None) -> bool:
     )
 
 
-def _checked_row(row: Any) -> dict[str, Any]:
+def _checked_row(row: object) -> dict[str, Any]:
     """Return the known columns of a row; other columns are passed over."""
     if isinstance(row, NearcastError):
         raise row
@@ -340,12 +340,12 @@ def _number(name: str, value: Any) -> float:
         raise NearcastError(f"{name} is {shortened(value)}; it must be a number that fits 64 bits") from None
 
 
-def _check(is_good: bool, name: str, value: Any, wanted: str) -> None:
+def _check(is_good: bool, name: str, value: object, wanted: str) -> None:
     if not is_good:
         raise NearcastError(f"{name} is {shortened(value)}; it must be {wanted}")
 
 
-def _microseconds(name: str, value: Any) -> int | None:
+def _microseconds(name: str, value: object) -> int | None:
     try:
         return checked_time(name, datetime.fromisoformat(value) if isinstance(value, str) else value)
     except ValueError:

@@ -66,7 +66,7 @@ def match(
         typer.Option(min=1, help="Messages published at once; changes of top-k and nearest are net per batch."),
     ] = 10_000,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads that match messages; as many as there are cores by default.")
+        int | None, typer.Option(min=1, help="Threads that match messages; one per core by default.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,21 +23,20 @@ from nearcast.cli.options import (
     check_topk_has_window,
 )
 from nearcast.cli.show import errors, output, print_rejections
-from nearcast.columns import MessageColumns, SubscriptionColumns
+from nearcast.columns import MessageColumns, SubscriptionColumns, taken, taken_messages
 from nearcast.errors import NearcastError, Rejection
-from nearcast.index.compile import compiled_table, last_of_each, taken
-from nearcast.intake import Intake
-from nearcast.model import checked_choice
-from nearcast.partition.registry import PARTITIONERS
+from nearcast.model import CountWindow, checked_choice
+from nearcast.partition.registry import PARTITIONERS, checked_options
 from nearcast.partition.report import Report, draw, report
-from nearcast.partition.statistics import Statistics
-from nearcast.results.window import taken_messages
+from nearcast.partition.statistics import SAMPLE_SIZE, Statistics
+from nearcast.tables.compile import compiled_table, last_of_each
+from nearcast.tables.intake import Intake
 
 ALL = "all"
 PICTURES = (".png", ".svg", ".pdf")
 LEGEND = """
-places    shards that hold a subscription, on average
-shipped   shards that a message goes to; hit: shards with something that it might match
+places    shards that store a subscription, on average
+shipped   shards that a message is sent to; hit: shards with a subscription that it might match
 busiest   load of the busiest shard over the mean, expected and measured
 spread    largest load minus the smallest, over the mean, expected and measured
 A load is the number of postings that a message hits."""
@@ -63,6 +63,48 @@ def plan(
         list[str] | None,
         typer.Option(help=f"One of {', '.join(PARTITIONERS)}; may be given several times. All by default."),
     ] = None,
+    gamma_1: Annotated[
+        int | None,
+        typer.Option(
+            "--gamma-1",
+            min=1,
+            help="Subsets for each shard, of dkm; by default one for each subscription, up to 100,000.",
+        ),
+    ] = None,
+    gamma_2: Annotated[
+        int | None,
+        typer.Option(
+            "--gamma-2",
+            min=1,
+            help="Members above which dkm cuts a subset by space alone; by default 20, more where subsets are large.",
+        ),
+    ] = None,
+    theta: Annotated[
+        int | None,
+        typer.Option(
+            "--theta",
+            min=1,
+            help="Cells for each shard, of sop and sop-cells; by default 20, "
+            "fewer where a cell would have less than 5 subscriptions.",
+        ),
+    ] = None,
+    l1: Annotated[
+        int | None,
+        typer.Option(
+            "--l1",
+            min=1,
+            help="First parts, of spatial-first and keyword-first; by default as "
+            "near to --l2 as the number of shards allows.",
+        ),
+    ] = None,
+    l2: Annotated[
+        int | None,
+        typer.Option("--l2", min=1, help="Parts of each first part; --l1 times --l2 is the number of shards."),
+    ] = None,
+    sample_size: Annotated[
+        int, typer.Option(min=1, help="How many messages are learned from at most, drawn at random.")
+    ] = SAMPLE_SIZE,
+    seed: Annotated[int, typer.Option(min=0, help="What the messages are drawn by; the same seed draws the same.")] = 0,
     picture: Annotated[
         Path | None, typer.Option("--draw", help="Also draw maps and loads, to a .png, .svg or .pdf file.")
     ] = None,
@@ -76,6 +118,8 @@ def plan(
     """Try ways to divide subscriptions among shards: replicas, messages shipped, and how even the loads are."""
     names = [checked_choice("partitioner", name, [*PARTITIONERS, ALL]) for name in partitioner or [ALL]]
     names = list(PARTITIONERS) if ALL in names else list(dict.fromkeys(names))
+    given = {"gamma_1": gamma_1, "gamma_2": gamma_2, "theta": theta, "l1": l1, "l2": l2}
+    options = _options({key: value for key, value in given.items() if value is not None}, names, shards)
     # Made for its checks, its space and its words; nothing is registered with it.
     broker = broker_of(planar, max_dist, window_count, window_seconds, vocabulary)
     if picture is not None:
@@ -94,13 +138,16 @@ def plan(
     if not columns.kinds.size or sample.x.size < 2:
         raise NearcastError("a plan needs at least one subscription and two messages")
     # By chance: in many files neighbours are alike, or take turns.
-    is_learned = np.random.default_rng(0).permutation(sample.x.size) % 2 == 0
+    is_learned = np.random.default_rng(seed).permutation(sample.x.size) % 2 == 0
     learned, tried = (taken_messages(sample, np.flatnonzero(rows)) for rows in (is_learned, ~is_learned))
-    statistics = Statistics.of(learned, broker.space)
+    n_expected = broker.window.size if isinstance(broker.window, CountWindow) else sample.x.size
+    statistics = Statistics.of(learned, broker.space, size=sample_size, seed=seed, n_expected=n_expected)
     plans = []
     for name in names:
         with errors.status(f"planning: {name} ..."):
-            made, placement = PARTITIONERS[name].fit(columns, statistics, shards, has_window=broker.window is not None)
+            made, placement = PARTITIONERS[name].fit(
+                columns, statistics, shards, has_window=broker.window is not None, **options[name]
+            )
             plans.append((made, placement, report(made, placement, columns, tried)))
     if picture is not None:
         draw(picture, plans, columns)
@@ -109,6 +156,19 @@ def plan(
         typer.echo(json.dumps([told.as_dict() for told in reports]))
     else:
         _print(reports, columns, tried)
+
+
+def _options(given: Mapping[str, int], names: Sequence[str], shards: int) -> dict[str, dict[str, int]]:
+    """Return the options of each partitioner that is tried: those of the given ones that it has."""
+    for key in given:
+        if not any(key in PARTITIONERS[name].option_names for name in names):
+            raise NearcastError(f"--{key.replace('_', '-')} is given, but {', '.join(names)} has no such option")
+    return {
+        name: checked_options(
+            name, {key: value for key, value in given.items() if key in PARTITIONERS[name].option_names}, shards
+        )
+        for name in names
+    }
 
 
 def _check_picture(path: Path) -> None:

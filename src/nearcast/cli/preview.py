@@ -24,7 +24,7 @@ from nearcast.cli.options import (
 )
 from nearcast.cli.show import compiled_kernels, errors, output
 from nearcast.errors import NearcastError, Rejection
-from nearcast.subscription_tables import subscriptions_of_table
+from nearcast.tables.subscription_tables import subscriptions_of_table
 
 EXAMPLES = """[bold]Examples[/]
 
@@ -63,7 +63,7 @@ def preview(
         typer.echo(json.dumps(dataclasses.asdict(seen)))
         return
     if seen.rejected:
-        errors.print(Text(f"{seen.rejected:,} bad rows of {messages} were passed over; `match` tells why", "yellow"))
+        errors.print(Text(f"{seen.rejected:,} bad rows of {messages} were skipped; `match` reports why", "yellow"))
     output.print(Text(str(seen)), highlight=False, soft_wrap=True)
     if seen.measure is not None:
         _print_tables(seen, wanted.threshold if isinstance(wanted, nc.Similar) else None)

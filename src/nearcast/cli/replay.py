@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 import nearcast as nc
+from nearcast.arrays import BoolArray, Int64Array
 from nearcast.cli.files import FileRows, check_outputs, errors_in, read_rows, renumbered, table_writer
 from nearcast.cli.options import (
     MaxDist,
@@ -28,9 +29,11 @@ from nearcast.cli.options import (
     check_topk_has_window,
 )
 from nearcast.cli.show import as_duration, compiled_kernels, output, print_rejections, progress_bar
-from nearcast.columns import NO_TIME, deliveries_table, id_column, time_column
+from nearcast.columns import NO_TIME
 from nearcast.errors import NearcastError, Rejection
 from nearcast.model import MICROSECONDS
+from nearcast.tables.arrow_columns import id_column, time_column
+from nearcast.tables.delivery_tables import deliveries_table
 
 EXAMPLES = """[bold]Examples[/]
 
@@ -46,15 +49,15 @@ class Record(NamedTuple):
     """A recorded file: its rows, and the time of each in microseconds."""
 
     table: pa.Table
-    numbers: Any
-    times: Any
+    numbers: Int64Array
+    times: Int64Array
 
 
 class Run(NamedTuple):
     """Rows of one record that follow each other, and when the first of them is due."""
 
     is_positions: bool
-    rows: Any
+    rows: Int64Array
     time: int
 
 
@@ -80,10 +83,11 @@ def replay(
     step: Annotated[
         float,
         typer.Option(
-            min=0, help="Take so many seconds together, positions first; 0 keeps the order of positions and messages."
+            min=0,
+            help="Replay in chunks of this many seconds, positions first; 0 keeps the order of positions and messages.",
         ),
     ] = 0.0,
-    seconds: Annotated[float | None, typer.Option(help="Replay only so many seconds of the record.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Replay only this many seconds of the record.")] = None,
     lifetime: Annotated[float, typer.Option(min=0, help="Seconds for which a message is active.")] = 3600.0,
     dwell: Annotated[float, typer.Option(min=0, help="Seconds inside before a message is delivered.")] = 0.0,
     hysteresis: Annotated[float, typer.Option(min=0, help="How far outside before it is taken back.")] = 0.0,
@@ -95,12 +99,10 @@ def replay(
     window_count: WindowCount = None,
     window_seconds: WindowSeconds = None,
     vocabulary: VocabularyFile = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads that match; as many as there are cores by default.")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads that match; one per core by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
-    """Let recorded subscribers move while recorded messages come, and write what they hear."""
+    """Replay recorded positions and messages, and write the deliveries."""
     if speed is not None and not speed > 0:
         raise NearcastError(f"--speed is {speed!r}; it must be above 0")
     fence = nc.Fence(dwell, hysteresis, accuracy) if dwell or hysteresis or accuracy is not None else None
@@ -192,7 +194,7 @@ def _known(record: Record, broker: nc.Broker, path: Path) -> tuple[Record, int]:
 
 
 def _runs(
-    positions: Any, messages: Any, step: float, speed: float | None, seconds: float | None
+    positions: Int64Array, messages: Int64Array, step: float, speed: float | None, seconds: float | None
 ) -> tuple[list[Run], float]:
     """Return the rows of both records by time, positions first where it is the same, and how long it takes."""
     times = np.concatenate([positions, messages])
@@ -212,7 +214,9 @@ def _runs(
     return list(_cut(order, cuts, rows, is_message, times)), (last - first) / MICROSECONDS
 
 
-def _cut(order: Any, cuts: Any, rows: Any, is_message: Any, times: Any) -> Iterator[Run]:
+def _cut(
+    order: Int64Array, cuts: Int64Array, rows: Int64Array, is_message: BoolArray, times: Int64Array
+) -> Iterator[Run]:
     for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
         for begin in range(start, stop, MAX_RUN):
             part = order[begin : min(begin + MAX_RUN, stop)]
@@ -220,7 +224,7 @@ def _cut(order: Any, cuts: Any, rows: Any, is_message: Any, times: Any) -> Itera
 
 
 class _Player:
-    """Gives runs of records to a broker, and counts what comes of it."""
+    """Replays runs of records into a broker, and counts the deliveries."""
 
     def __init__(
         self, broker: nc.Broker, records: dict[str, tuple[Path, Record]], rejections: dict[str, list[Rejection]]

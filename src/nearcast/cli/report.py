@@ -18,7 +18,7 @@ import typer
 from nearcast.cli.files import check_writable
 from nearcast.cli.show import as_bytes, as_duration, errors, output
 from nearcast.errors import NearcastError
-from nearcast.storage import replaced_file
+from nearcast.storage.manifest import replaced_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ src="data:image/svg+xml;base64,{picture}">
 
 
 class Recorded(NamedTuple):
-    """What a state folder tells about a pipeline; `lines` are the metrics of its batches, each batch once."""
+    """The settings and metrics of a state folder; `lines` are the metrics of its batches, each batch once."""
 
     settings: Mapping[str, Any]
     first: Mapping[str, Any] | None  # the subscriptions that were there before the stream began
@@ -115,7 +115,7 @@ def report(
 
 
 def read_recorded(state: Path) -> Recorded:
-    """Return what a state folder tells about its pipeline."""
+    """Return the settings and metrics of a state folder."""
     if not state.exists():
         raise NearcastError(f"{state} does not exist; it must be the state folder of a pipeline")
     settings, metrics = state / "PIPELINE.json", state / "metrics.jsonl"
@@ -128,10 +128,8 @@ def read_recorded(state: Path) -> Recorded:
 
 
 def _read_elsewhere(state: str) -> Recorded:
-    """Return what a state folder on another file system tells about its pipeline."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise NearcastError("a state folder that is named by a URI needs PySpark; pip install 'nearcast[spark]'")
-    from nearcast.spark.remote import tree_at
+    """Return the settings and metrics of a state folder on another file system."""
+    from nearcast.storage.object_store import tree_at
 
     tree = tree_at("state", state)
     return _recorded(tree.place, tree.read("PIPELINE.json"), tree.log("metrics.jsonl"), tree.place)
@@ -146,7 +144,7 @@ def _recorded(state: str, told: bytes | None, metrics: bytes, name: str) -> Reco
         raise NearcastError(f"{state}/PIPELINE.json cannot be read: {error}") from None
     texts = metrics.decode(errors="replace").splitlines()
     found = [_line_of(text) for text in texts if text.strip()]
-    # A batch that was repeated after a crash has two lines; the later one tells what its deliveries are.
+    # A batch that was repeated after a crash has two lines; the later one has its final deliveries.
     by_batch = {line["batch"]: line for line in found if line is not None}
     lines = [by_batch[batch] for batch in sorted(by_batch) if batch >= 0]
     if not lines:

@@ -38,7 +38,7 @@ def run(
 
     from nearcast.spark.config import read_pipeline
     from nearcast.spark.pipeline import run as start
-    from nearcast.spark.remote import tree_at
+    from nearcast.storage.object_store import tree_at
 
     described = read_pipeline(pipeline)
     state = tree_at("state", described.state).place
@@ -67,9 +67,7 @@ def run(
             query = start(described, on_batch=told)
             _await_end(query)
         except PySparkException as error:
-            raise NearcastError(
-                f"the pipeline stopped: {cause(error)}; run it again and it goes on where it was"
-            ) from error
+            raise NearcastError(f"the pipeline stopped: {cause(error)}; run it again and it resumes") from error
         finally:
             if (spark := SparkSession.getActiveSession()) is not None:
                 spark.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -66,7 +65,7 @@ def warm_up() -> None:
 
 
 def print_rejections(what: str, rejections: Sequence[nc.Rejection], *, hint: str = "") -> None:
-    """Print how many rows were rejected and the first reasons; `hint` tells how to see all."""
+    """Print how many rows were rejected and the first reasons; `hint` says how to see all."""
     if not rejections:
         return
     rows = "1 row was" if len(rejections) == 1 else f"{len(rejections):,} rows were"
@@ -78,7 +77,7 @@ def print_rejections(what: str, rejections: Sequence[nc.Rejection], *, hint: str
         errors.print(f"  ... and {len(rejections) - MAX_SHOWN_REJECTIONS:,} more{hint}")
 
 
-def shortened(text: Any, width: int = 70) -> str:
+def shortened(text: object, width: int = 70) -> str:
     """Return a text on one line of limited width, safe to print as markup."""
     line = " ".join(str(text).split())
     return escape(line if len(line) <= width else line[: width - 1] + "…")

@@ -1,7 +1,7 @@
 """Segments and a delta, as in Lucene: the index that adapts to words and places.
 
 New subscriptions wait in a delta and are proposed for every message; when there are enough of them they become a
-segment, and segments of similar size are merged, so that there are few and each is built anew only a few times. A
+segment, and segments of similar size are merged, so that there are few and each is built again only a few times. A
 removed subscription is only marked; it is dropped when its segment is built again. When the words of the messages
 turn out to be others than those that a segment was built for, it is built again too (AP-Tree, section 3.3).
 
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from nearcast.arrays import first_merged
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.index.protocol import Pairs, unverified
+from nearcast.index.candidates import Pairs, unverified
 from nearcast.index.segment import Segment, Statistics, build_segment, described, own_statistics
 from nearcast.jit import hold
 from nearcast.kernels.probe import count_words, probe, unpack
@@ -31,16 +32,16 @@ from nearcast.text.vocabulary import Vocabulary
 # The delta is read in full, so it may hold this many subscriptions, or this many pairs with the messages of a batch.
 MAX_DELTA = 256
 MAX_DELTA_PAIRS = 1 << 14
-# A segment is merged with the one before it unless that one is so many times larger.
+# A segment is merged with all behind it unless it is larger than this many times their size.
 TIER_RATIO = 4
 # Publishing makes a segment of the delta if need be, but leaves larger merges to those who subscribe.
 MAX_MERGED_BY_PUBLISHING = 4096
-# Those of subscriptions that keep results are not merged beyond so many: building a segment takes several times its
-# memory, and a result that changes what is posted must not build millions anew.
+# Those of subscriptions that keep results are not merged beyond this size: building a segment takes several times its
+# memory, and a result that changes what is posted must not rebuild millions.
 MAX_MERGED_FEEDS = 1 << 20
-# The share of a segment that may have been removed or posted anew elsewhere before it is built again.
+# The share of a segment that may have been removed or reposted elsewhere before it is built again.
 MAX_WASTE = 0.5
-# Words are compared after so many messages; beyond this divergence (in nats) a segment is built again.
+# Words are compared after this many messages; beyond this divergence (in nats) a segment is built again.
 MIN_OBSERVED = 1 << 17
 MAX_DIVERGENCE = 0.5
 MIN_COUNT = 16
@@ -48,7 +49,7 @@ MIN_COUNT = 16
 
 NO_SLOTS = np.zeros(0, np.int64)
 NEVER = 1 << 62
-# A segment holds subscriptions of one group: what keeps results is posted anew all the time, others never.
+# A segment holds subscriptions of one group: what keeps results is reposted all the time, others never.
 N_GROUPS = 3
 FEEDS = 2
 GROUP_OF_KIND = np.zeros(len(KINDS), np.int8)
@@ -89,7 +90,7 @@ class _Scratch:
         self.numbers = np.empty((0, 2))
 
     def make_room(self, n_tokens: int) -> None:
-        """Make room for so many words, the one that every message has, and the one that none has."""
+        """Make room for `n_tokens` words, the one that every message has, and the one that none has."""
         if self.has_word.size < n_tokens + 2:
             self.has_word = np.zeros(2 * n_tokens + 2, bool)
             self.has_word[-1] = True
@@ -139,7 +140,7 @@ class AdaptiveIndex:
         return held
 
     def repost(self, slots: Any) -> None:
-        """Post subscriptions anew whose floors have changed; what was posted for the old ones is passed over."""
+        """Repost subscriptions whose floors have changed; what was posted for the old ones is passed over."""
         with self._lock:
             view = self._view
             if self._is_building or view.delta.size + len(slots) <= MAX_DELTA:
@@ -148,7 +149,7 @@ class AdaptiveIndex:
                 self._view = self._merged(view, slots)
 
     def move(self, slots: Any) -> None:
-        """Post subscriptions anew whose places have changed; what was posted for the old ones does not count."""
+        """Repost subscriptions whose places have changed; what was posted for the old ones does not count."""
         with self._lock:
             self._view = self._view._replace(segments=tuple(self._without(part, slots) for part in self._view.segments))
             self.repost(slots)
@@ -173,8 +174,8 @@ class AdaptiveIndex:
         self._n_not_alive += len(slots)
         with self._lock:
             self._first_pending = int(slots[0]) if len(slots) else NEVER
-            is_settled = all(self._is_settled(group) for group in present(self._groups(slots)))
-            if self._view.delta.size + len(slots) <= MAX_DELTA and is_settled:
+            is_merged = all(self._is_merged(group) for group in present(self._groups(slots)))
+            if self._view.delta.size + len(slots) <= MAX_DELTA and is_merged:
                 self._view = self._view._replace(delta=np.concatenate([self._view.delta, slots]))
                 return
             self._is_building = True
@@ -182,7 +183,7 @@ class AdaptiveIndex:
         try:
             view = self._merged(before, slots)
             with self._lock:
-                # What was posted anew meanwhile may have been read with its old floor.
+                # What was reposted meanwhile may have been read with its old floor.
                 reposted = np.setdiff1d(self._view.delta, before.delta)
                 self._view = view._replace(delta=union(view.delta, reposted))
         finally:
@@ -207,7 +208,7 @@ class AdaptiveIndex:
     def candidates(self, messages: MessageColumns, *, only_kept: bool = False) -> Iterator[Pairs]:
         """Yield what each segment finds, and all pairs with the delta."""
         n_messages = messages.x.size
-        self._settle(n_messages)
+        self._refresh(n_messages)
         view, subscriptions, is_alive = self._view, self._held_subscriptions(), self._is_alive
         try:
             scratch = self._scratches.pop()
@@ -323,7 +324,7 @@ class AdaptiveIndex:
 
     # --- segments
 
-    def _settle(self, n_messages: int) -> None:
+    def _refresh(self, n_messages: int) -> None:
         """Before messages are matched: make a segment of a delta that costs too much, and follow the words."""
         if self._view.delta.size * n_messages <= MAX_DELTA_PAIRS and self._n_observed < MIN_OBSERVED:
             return
@@ -351,8 +352,8 @@ class AdaptiveIndex:
 
     def _with(self, segments: list[SegmentOfSlots], slots: Any, most: int) -> list[SegmentOfSlots]:
         """Return the segments of a group with further slots."""
-        first = first_merged([*(part.slots.size for part in segments), slots.size], most)
-        # Those that were posted anew are there several times.
+        first = first_merged([*(part.slots.size for part in segments), slots.size], TIER_RATIO, most)
+        # Reposted ones are there several times.
         is_merged = np.zeros(self._is_alive.size, bool)
         for part in segments[first:]:
             is_merged[self._kept(part.slots)] = True
@@ -364,10 +365,10 @@ class AdaptiveIndex:
     def _groups(self, slots: Any) -> Any:
         return GROUP_OF_KIND[self._subscriptions.kinds[slots]]
 
-    def _is_settled(self, group: int) -> bool:
+    def _is_merged(self, group: int) -> bool:
         """Whether no segments of a group should be one."""
         sizes = [part.slots.size for part in self._view.segments if part.group == group]
-        return first_merged(sizes, most_merged(group)) >= len(sizes) - 1
+        return first_merged(sizes, TIER_RATIO, most_merged(group)) >= len(sizes) - 1
 
     def _swept(self, segments: list[SegmentOfSlots]) -> list[SegmentOfSlots]:
         """Return segments of a group that are too large to be merged; those are built again that are mostly waste."""
@@ -451,19 +452,6 @@ def union(first: Any, second: Any) -> Any:
 def most_merged(group: int) -> int:
     """Return how many subscriptions of a group may be in one segment."""
     return MAX_MERGED_FEEDS if group == FEEDS else NEVER
-
-
-def first_merged(sizes: Sequence[int], most: int = NEVER) -> int:
-    """Return from which segment on they should be one: the first that is not much larger than all behind it.
-
-    Segments of more than `most` subscriptions together are left apart; the last one is always there.
-    """
-    total, first = 0, len(sizes) - 1
-    for place in range(len(sizes) - 1, -1, -1):
-        if place < len(sizes) - 1 and sizes[place] <= TIER_RATIO * total and sizes[place] + total <= most:
-            first = place
-        total += sizes[place]
-    return first
 
 
 def divergence(observed: Any, expected: Any) -> float:

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nearcast.arrays import order_of, taken_rows
 from nearcast.columns import SubscriptionColumns
-from nearcast.index.growable import taken_rows
 from nearcast.kernels.balls import laid_out
 from nearcast.kernels.postings import (
     FIRST_SCORED_KEY,
@@ -52,7 +52,6 @@ from nearcast.kernels.postings import (
 )
 from nearcast.kernels.postings import postings as postings_of
 from nearcast.kernels.scored import NO_WORD, SCORED, USUAL_UNIT, paired_ranks, scored_postings
-from nearcast.kernels.sorting import order_of
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic, Space
 from nearcast.space.covers import cover, single_boxes

@@ -69,7 +69,7 @@ def points_of(positions: Any, x: Any, y: Any, space_box: Any) -> Any:
 
 @kernel
 def list_of(tokens: Any, list_offsets: Any, token: int) -> Any:
-    """Return from where to where the list of a token goes; the same twice if no message has it."""
+    """Return the start and stop of the list of a token; equal if no message has it."""
     # Tokens ascend from 0 at least, so none is behind its own number, and most are not far before it.
     high = min(np.int64(token) + 1, tokens.size)
     low = high
@@ -124,7 +124,7 @@ def tree_of(x: Any, y: Any) -> Any:
 
 @kernel
 def add_cover(is_geographic: bool, shape: int, numbers: Any, boxes: Any, n_boxes: int) -> int:
-    """Add the boxes that surely hold a region, one or two; return how many there are now.
+    """Append the one or two boxes that cover a region; return the number of boxes.
 
     A region that reaches the antimeridian on one side has a box on the other side too.
     """
@@ -152,7 +152,7 @@ def add_cover(is_geographic: bool, shape: int, numbers: Any, boxes: Any, n_boxes
 
 @kernel
 def round_boxes(boxes: Any, n_boxes: int, space_box: Any, rounded: Any) -> None:
-    """Fill in the boxes on the grid; what lies outside of the space does not matter."""
+    """Fill in the boxes on the grid, clipped to the space."""
     for i in range(n_boxes):
         for side in range(4):
             low = space_box[side & 1]
@@ -164,7 +164,7 @@ def round_boxes(boxes: Any, n_boxes: int, space_box: Any, rounded: Any) -> None:
 def hits_in_boxes(positions: Any, points: Any, start: Any, stop: Any, rounded: Any, hits: Any, n_hits: int) -> Any:
     """Append the positions of a part of a list whose points lie in one of the boxes on the grid.
 
-    Return how many there are then, and `hits`, maybe grown.
+    Return the number of hits, and `hits`, reallocated if it was full.
     """
     # One more, since a position is written before it is known whether it counts.
     hits = roomy(hits, n_hits, stop - start + 1)
@@ -190,16 +190,16 @@ def is_in_boxes(boxes: Any, n_boxes: int, x: float, y: float) -> bool:
 
 @kernel
 def is_surely_within(is_geographic: bool, shape: int, numbers: Any, node: Any) -> bool:
-    """Whether all points of a box lie in a region; no where that is hard to tell."""
+    """Whether all points of a box certainly lie in a region; False in doubt."""
     if shape == ANYWHERE:
         return True
     if shape == BOX:
-        # A box that crosses the antimeridian is said to hold none.
+        # Always False for a box that crosses the antimeridian.
         is_across = numbers[0] <= node[0] and numbers[2] >= node[2] and numbers[0] <= numbers[2]
         return is_across and numbers[1] <= node[1] and numbers[3] >= node[3]
     if shape != CIRCLE or is_geographic:
         return False
-    # The computed distance grows with that on each axis, so the farthest corner speaks for all points.
+    # The computed distance grows with that on each axis, so the farthest corner decides for all points.
     for x in (node[0], node[2]):
         for y in (node[1], node[3]):
             if planar_distance(numbers[0], numbers[1], x, y) > numbers[2]:
@@ -225,7 +225,7 @@ def overlapping(
 ) -> int:
     """Fill in the spans of positions that may lie in one of the boxes; return their number.
 
-    With `skips_inside` what surely lies in both regions is left out. There may be as many spans as blocks.
+    With `skips_inside` blocks certainly inside both regions are skipped. There is at most one span per block.
     """
     n_levels = level_offsets.size - 1
     stack = np.empty((n_levels + 1) * FANOUT, np.int64)
@@ -262,7 +262,7 @@ def overlapping(
             continue
         first = level_offsets[level - 1] + (node - level_offsets[level]) * FANOUT
         last = min(first + FANOUT, level_offsets[level])
-        # The last child goes down first, so that spans ascend.
+        # Push the last child first, so that spans ascend.
         for child in range(last - 1, first - 1, -1):
             if (
                 bounds[child, 2] < west
@@ -271,7 +271,7 @@ def overlapping(
                 or bounds[child, 1] > north
             ):
                 continue
-            # What all boxes together hold may be much more than each of them.
+            # The box around all boxes may be much larger than each of them.
             for i in range(n_boxes):
                 if (
                     boxes[i, 0] <= bounds[child, 2]
@@ -288,7 +288,7 @@ def overlapping(
 
 @kernel
 def first_from(positions: Any, start: int, stop: int, least: int) -> int:
-    """Return where a part of an ascending list reaches a value; the farther it is, the longer it takes."""
+    """Return where a part of an ascending list reaches a value; galloping search from its start."""
     step = 1
     low = start
     while low + step < stop and positions[low + step] < least:

@@ -5,9 +5,9 @@ better the score can be, and the farther away it may be (Skype, section 5: the m
 a line `least + slope * unit`, `unit` the weight of the word in the unit vector of the message; for others the slope
 is 0. Where a line reaches `max_dist` the place does not matter any more.
 
-balls      float32 (n_blocks, 5, BLOCK): x, y, z, least and slope of so many postings at a time, for the processor to
-           compare them side by side; filled up with balls that hold no point
-summaries  float32 (n_blocks, 6 + N_UNITS): the box around the centres of a block, and how far its balls reach at most
+balls      float32 (n_blocks, 5, BLOCK): x, y, z, least and slope of BLOCK postings, for SIMD comparison; padded with
+balls that contain no point summaries  float32 (n_blocks, 6 + N_UNITS): the box around the centres of a block, and the
+greatest reach of its balls
            if the unit is one of UNITS. Between two of them the greatest of several lines lies below the chord.
 
 A point has three coordinates: on the Earth those of space, since a straight line is never longer than the way on the
@@ -28,11 +28,11 @@ from nearcast.model import EARTH_RADIUS
 BLOCK_BITS = 6
 BLOCK = 1 << BLOCK_BITS
 N_UNITS = 5
-# How many float32 there are in a line of the cache.
+# Number of float32 in a cache line.
 NUMBERS_OF_A_LINE = 16
 # Of a radius, and of the scale; far above the rounding of float32.
 BALL_SLACK = 1e-6
-# A radius that holds every point; its square is not too large either.
+# A radius that contains every point; its square does not overflow.
 FAR = 1e15
 
 
@@ -95,7 +95,7 @@ def with_slack(radius: float) -> float:
 
 @kernel
 def set_reach(block: Any, summary: Any, far: float) -> None:
-    """Fill in how far the balls of a block reach at most; `far` is `max_dist` as balls measure it."""
+    """Fill in the greatest reach of the balls of a block; `far` is `max_dist` as balls measure it."""
     leasts = block[3]
     slopes = block[4]
     for unit in range(N_UNITS):
@@ -112,7 +112,7 @@ def set_reach(block: Any, summary: Any, far: float) -> None:
 def shrink(balls: Any, summaries: Any, place: int, radius: float, far: float) -> None:
     """Give a ball whose slope is 0 a smaller radius.
 
-    Several threads may do so at once: a radius that one of them sees too late is only larger than it need be.
+    Safe without a lock: a thread that reads a stale radius reads a larger one, which costs a test but no match.
     """
     block = place >> BLOCK_BITS
     before = balls[block, 3, place & (BLOCK - 1)]
@@ -138,7 +138,7 @@ def greatest_reach(summary: Any, unit: Any) -> Any:
 
 @kernel
 def is_block_near(summary: Any, x: Any, y: Any, z: Any, unit: Any) -> bool:
-    """Whether a ball of a block may hold a point."""
+    """Whether a ball of a block may contain a point."""
     reach = greatest_reach(summary, unit)
     if reach < 0.0:
         return False
@@ -162,10 +162,10 @@ def balls_with(
     hits: Any,
     n_hits: int,
 ) -> Any:
-    """Append to `hits` the balls from `start` to `stop` that hold a point; return how many hits there are then.
+    """Append to `hits` the balls from `start` to `stop` that contain a point; return the number of hits.
 
-    And how many balls were compared. `hits` has room for all of them, and for the numbers of their blocks. Blocks and
-    what balls will be scored by are asked for ahead of their time.
+    Also return the number of balls compared. `hits` has capacity for all of them, and for the numbers of their blocks.
+    Blocks and the records for scoring are prefetched.
     """
     x, y, z = point
     near = hits[n_hits + stop - start :]
@@ -197,7 +197,7 @@ def balls_with(
             is_in[i] = (reach >= np.float32(0.0)) & ((square <= reach * reach) | is_anywhere)
         base = block << BLOCK_BITS
         n_compared += min(stop, base + BLOCK) - max(start, base)
-        # Few are; eight at a time are passed over.
+        # Few are hits; test eight at a time.
         for i in range(words.size):
             word = words[i]
             while word != 0:

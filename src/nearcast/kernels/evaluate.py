@@ -2,8 +2,8 @@
 
 segment      MessageSegment, explained there
 s, m         SubscriptionColumns; MessageColumns of the window, row = arrival - m.arrivals[0]
-slots        int64, the subscriptions to evaluate, and beside each in `wanted` how many messages it wants
-found        for each of `slots` what other segments gave: offsets, arrivals, scores (ragged)
+slots        int64, the subscriptions to evaluate, and in `wanted` the number of messages wanted for each
+found        results of other segments for each of `slots`: offsets, arrivals, scores (ragged)
 limits       Limits: which messages are current
 
 A message is scored under the last of the tokens that it shares with a subscription, so it counts once: ids fall as
@@ -25,15 +25,16 @@ from nearcast.kernels.heaps import enlarged, offered, popped, pushed
 from nearcast.kernels.message_segment import ONE, WORD, bit_of
 from nearcast.kernels.verify import NEAREST, TOPK
 from nearcast.scoring.spatial import blend, spatial_similarity
+from nearcast.scoring.textual import addable
 from nearcast.space.distance import distance
 
-# Of more tokens than this all are taken to be shared.
+# Subscriptions with more tokens than this count all of them as shared.
 MAX_TOLD_APART = 8
 # Of a score: above the rounding of float32.
 SCORE_SLACK = 1e-6
-# What waits in a queue is the number of a node or a posting, and the rank of its token.
+# A queue item is the number of a node or a posting, and the rank of its token.
 RANK = (1 << 32) - 1
-# After a node so many postings are scored although other nodes have higher bounds: theirs tend to be too high, and a
+# After a node score this many postings although other nodes have higher bounds: theirs tend to be too high, and a
 # good score spares us some of them.
 CREDIT = 8
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -49,7 +50,7 @@ class Limits(NamedTuple):
     max_dist: float
     length: float  # of 1 in places
     margin: float  # by which a distance between places may be wrong
-    depth: float  # how far below the n-th best score what is found may be, as a share of it
+    depth: float  # how far below the n-th best score a result may be, as a share of it
 
 
 class Query(NamedTuple):
@@ -71,7 +72,7 @@ class Query(NamedTuple):
 
 @kernel
 def least_distance(is_geographic: bool, gap: float, length: float, margin: float) -> float:
-    """Return how near two points are at least whose places are so far apart."""
+    """Return a lower bound of the distance of two points from the gap between their places."""
     if is_geographic:
         # The first terms of twice the arcsine of half the chord; all others are positive too.
         square = gap * gap
@@ -81,7 +82,7 @@ def least_distance(is_geographic: bool, gap: float, length: float, margin: float
 
 @kernel
 def score_upper_bound(query: Any, gap: float, alike: float) -> float:
-    """Return the best score of a message whose place is so far away, with a cosine of at most `alike`."""
+    """Return an upper bound of the score of a message at this gap, with a cosine of at most `alike`."""
     away = least_distance(query.is_geographic, gap, query.length, query.margin)
     if query.is_nearest:
         return -away
@@ -126,7 +127,7 @@ def lowered(score: Any, depth: float) -> Any:
 
 @kernel
 def kept(arrivals: Any, scores: Any, start: int, end: int, floor: float) -> int:
-    """Move what reaches a score to the front of a part; return its new end."""
+    """Compact the results that reach the floor to the front of a range; return its new end."""
     n = start
     for i in range(start, end):
         if scores[i] >= floor:
@@ -151,7 +152,7 @@ def shared(
         elif s_ids[i] > m_ids[j]:
             j += 1
         else:
-            cosine += s_weights[i] * m_units[j]
+            cosine += addable(s_weights[i] * m_units[j])
             last = s_ids[i]
             i += 1
             j += 1
@@ -176,7 +177,7 @@ def other_words(signatures: Any, start: Any, n: Any, tokens: Any, n_tokens: int,
 
 @kernel
 def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any, found: Any, limits: Any) -> Any:
-    """Return what was found before and the best of a segment, as `found`; nothing too far below the n-th best score.
+    """Return the earlier results merged with the best of a segment, as `found`, cut below the n-th best score.
 
     centres    float64 (n, 3): the place of each subscription
     """
@@ -316,7 +317,7 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
                 if n_postings + n > posting_keys.size:
                     posting_keys = enlarged(posting_keys, 2 * posting_keys.size)
                     posting_items = enlarged(posting_items, 2 * posting_items.size)
-                # A bit for each posting whose bound must be looked at.
+                # A bit for each posting whose bound must be tested.
                 left = other_words(signatures, leaf_start, n, present, n_others, words)
                 if node_bound(query, bounds, leaf, gain, lengths[rank]) >= floor:
                     left = ALL >> np.uint64(WORD - n)
@@ -339,7 +340,7 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
 
 @kernel
 def scanned(tail_arrival: int, tail: Any, s: Any, m: Any, slots: Any, wanted: Any, found: Any, limits: Any) -> Any:
-    """Return what was found before and the best of the last messages, each looked at; rows ascend by arrival.
+    """Return the earlier results merged with the best of the last messages, by a full scan; rows ascend by arrival.
 
     tail     signatures of consecutive messages, from `tail_arrival` on
     """

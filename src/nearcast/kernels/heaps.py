@@ -1,4 +1,4 @@
-"""Heaps in arrays that the caller keeps, with room to spare."""
+"""Binary heaps in arrays of the caller, with spare capacity."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def popped(keys: Any, items: Any, size: int) -> int:
 
 @kernel
 def offered(best: Any, n_best: int, n_wanted: int, score: float) -> int:
-    """Add a score to a heap of the best so many, the lowest first; return its size."""
+    """Push a score to a bounded min-heap of the best scores; return its size."""
     if n_best < n_wanted:
         i = n_best
         while i > 0 and best[(i - 1) >> 1] > score:
@@ -77,7 +77,7 @@ def offered(best: Any, n_best: int, n_wanted: int, score: float) -> int:
 
 @kernel
 def enlarged(array: Any, size: int) -> Any:
-    """Return a copy with room for so many."""
+    """Return a copy with this capacity."""
     result = np.empty(size, array.dtype)
     result[: array.size] = array
     return result

@@ -35,7 +35,7 @@ class MessageSegment(NamedTuple):
     offsets: Any  # int64: the postings of each token
     roots: Any  # int32: the node of each token
     rows: Any  # int32, arrivals less the first one
-    scales: Any  # float32: unit weights are at most so many times weights
+    scales: Any  # float32: upper bounds of the ratio of unit weights to weights
     signatures: Any  # uint64
     places: Any  # float32 (n, 2 or 3)
     bounds: Any  # float32 (n_nodes, 7): lowest and highest place, in three dimensions, and highest scale
@@ -45,7 +45,7 @@ class MessageSegment(NamedTuple):
 
 @kernel
 def bit_of(token: Any) -> Any:
-    """Return which bit of signatures stands for a token."""
+    """Return the bit of a token in signatures."""
     if token < N_OWN_BITS:
         return token
     return N_OWN_BITS + ((np.int64(token) * 2654435769) >> 15) % (WORD - N_OWN_BITS)

@@ -42,7 +42,7 @@ from nearcast.text.scan import grown
 def is_clause_true(
     required_offsets: Any, required_ids: Any, forbidden_offsets: Any, forbidden_ids: Any, clause: int, m_ids: Any
 ) -> bool:
-    """Whether a clause holds for the tokens of a message."""
+    """Whether the tokens of a message satisfy a clause."""
     required = required_ids[required_offsets[clause] : required_offsets[clause + 1]]
     forbidden = forbidden_ids[forbidden_offsets[clause] : forbidden_offsets[clause + 1]]
     return is_subset(required, m_ids) and n_shared(forbidden, m_ids) == 0
@@ -90,7 +90,7 @@ def boolean_changes(
     is_geographic: bool,
     short: int,
 ) -> Any:
-    """Return slots, positions and signs of what changes for boolean subscriptions.
+    """Return slots, positions and signs of the changes of boolean subscriptions.
 
     The sign is 0 where a polygon has to be asked: the message lies in the box around one.
     """

@@ -25,7 +25,7 @@ N_SLABS = 64
 N_COARSE_SLABS = 32
 MAX_COARSE_WORDS = 2
 MAX_PLAIN_WORDS = 16
-# Boxes are rounded outward to a grid of so many steps across the space.
+# Boxes are rounded outward to a grid of this many steps across the space.
 GRID = 1 << 16
 # What is left to ask when the box and all words of a posting are hit: the exact test, or forbidden words.
 IS_OPEN, HAS_FORBIDDEN = 1, 2
@@ -35,7 +35,7 @@ IS_OPEN, HAS_FORBIDDEN = 1, 2
 POSTING = np.dtype(
     [(side, np.uint16) for side in ("west", "south", "east", "north")] + [("word", np.int32), ("slot", np.int32)]
 )
-# What more there is to ask: the other words of the clause, kept in order of the postings, since looking them up by
+# Further conditions: the other words of the clause, stored in order of the postings, since looking them up by
 # slot would miss the cache; the place of the clause in its subscription; and flags.
 DETAIL = np.dtype(
     [("other_words", np.uint32), *((name, np.uint8) for name in ("n_other_words", "clause", "flags", "unused"))]
@@ -152,19 +152,19 @@ def filled(s: Any, rows: Any, boxes: Any, space_box: Any) -> Any:
 
 @kernel
 def words_of(n_bits: Any) -> Any:
-    """Return how many words of 64 bits hold so many bits."""
+    """Return the number of 64-bit words for this many bits."""
     return (n_bits + 63) >> 6
 
 
 @kernel
 def sums_of(n_words: Any) -> Any:
-    """Return how many words tell which of so many words are not 0; a few words are looked at without."""
+    """Return the number of summary words, a bit for each nonzero word; 0 if the words are few."""
     return words_of(n_words) * (n_words > MAX_PLAIN_WORDS)
 
 
 @kernel
 def slabs_of(n_words: Any) -> Any:
-    """Return into how many slabs on each axis a run of so many words is cut."""
+    """Return the number of slabs on each axis for a run of this many words."""
     return N_SLABS - (N_SLABS - N_COARSE_SLABS) * (n_words <= MAX_COARSE_WORDS)
 
 

@@ -1,8 +1,8 @@
 """Which subscriptions might a message match? Probing a segment with the words and the point of each message.
 
 segment         the named tuple of index/segment.py, in whose terms this file speaks; handed over as a Held
-subscriptions   SubscriptionColumns, by slot, likewise; is_alive: bool, by slot, not looked at unless has_dead
-has_word        bool, by token id: whether the message at hand has it, all False before and after; and two more items,
+subscriptions   SubscriptionColumns, by slot, likewise; is_alive: bool, by slot, read only if has_dead
+has_word        bool, by token id: whether the current message has it, all False before and after; and two more items,
                 one always False, one always True, so that NEVER and NO_WORD need no question of their own
 weights, units  float64, by token id: the weight of each word of the message at hand, by itself and in its unit vector;
                 all 0 before and after
@@ -54,7 +54,7 @@ from nearcast.space.distance import distance
 from nearcast.space.regions import might_be_in_region
 from nearcast.text.scan import grown
 
-# So few runs are looked at one by one.
+# Up to this many runs are scanned linearly.
 MAX_STEPS = 16
 SPAN_SIZE = 6
 
@@ -92,7 +92,7 @@ def run_of_word(runs: Any, start: Any, stop: Any, word: int) -> Any:
 
 @kernel
 def bits_of_tile(tile: Any, n_words: int, x: float, y: float) -> Any:
-    """Return where the bits of the two slabs that hold a point start, -1 for both if it lies outside of the tile."""
+    """Return the start of the bits of the two slabs that contain a point, -1 for both outside of the tile."""
     if x < tile["west"] or x > tile["east"] or y < tile["south"] or y > tile["north"]:
         return -1, -1
     n_slab_words = sums_of(n_words) + n_words
@@ -104,7 +104,7 @@ def bits_of_tile(tile: Any, n_words: int, x: float, y: float) -> Any:
 
 @kernel
 def ask_for_words(bits: Any, x_bits: int, y_bits: int, n_words: int) -> None:
-    """Ask for the words that `hits_in_slabs` will read, as their sums tell."""
+    """Prefetch the words that `hits_in_slabs` will read, by their summary words."""
     n_sums = sums_of(n_words)
     for i in range(n_sums):
         sums = bits[x_bits + i] & bits[y_bits + i]
@@ -148,8 +148,8 @@ def hits_in_word(word: Any, place: int, hits: Any, n_hits: int) -> int:
 def spans_of_message(groups: Any, runs: Any, tokens: Any, first_key: int, has_word: Any, spans: Any) -> Any:
     """Return which postings a message has the words of: their number of spans, and the buffer with them, maybe grown.
 
-    A span: from which posting to which, its tile or -1, the place of the word in `tokens`, -1 for STAR, and room for
-    two numbers. The groups looked at are those of boolean postings, or of scored ones, as `first_key` says.
+    A span: from which posting to which, its tile or -1, the place of the word in `tokens`, -1 for STAR, and space for
+    two numbers. `first_key` selects the groups of boolean or of scored postings.
     """
     n_spans = 0
     for i in range(-1, tokens.size):
@@ -195,7 +195,7 @@ def with_span(spans: Any, n_spans: int, start: Any, stop: Any, tile: Any, place:
 
 @kernel
 def roomy(hits: Any, n_hits: int, n_more: int) -> Any:
-    """Return `hits` with room for so many more."""
+    """Return `hits` with capacity for this many more."""
     if n_hits + n_more <= hits.size:
         return hits
     more = np.empty(2 * (n_hits + n_more), np.int64)
@@ -207,7 +207,7 @@ def roomy(hits: Any, n_hits: int, n_more: int) -> Any:
 def hits_in_spans(segment: Any, spans: Any, x: float, y: float, hits: Any) -> Any:
     """Return the boolean postings to read for a message: their number, and the buffer `hits`, maybe grown.
 
-    Tiles, their bits and the postings are asked for ahead of their time: most of what a probe costs is waiting for
+    Tiles, their bits and the postings are prefetched: most of the cost of a probe is waiting for
     memory.
     """
     # Local names: reading a field of a named tuple costs a reference count each time.
@@ -287,7 +287,7 @@ def count_words(token_offsets: Any, token_ids: Any, counts: Any) -> None:
 
 @kernel
 def with_room(found: Any, numbers: Any, n_found: int, n_more: int, has_scored: bool) -> Any:
-    """Return both buffers with room for so many more candidates."""
+    """Return both buffers with capacity for this many more candidates."""
     while n_found + n_more > found.size:
         found = grown(found)
         if has_scored:
@@ -364,7 +364,7 @@ def probe(
             n_read += n_hits
             across = slab_of(x, space_box[0], space_box[2], GRID)
             up = slab_of(y, space_box[1], space_box[3], GRID)
-            # Whether a box holds the point is a toss-up, so no branch hangs on it.
+            # Branchless: whether a box contains the point is unpredictable.
             for i in range(n_hits):
                 hit = hits[i]
                 posting = postings[hit]
@@ -399,7 +399,7 @@ def probe(
             if has_dead and not is_alive[slot]:
                 continue
             is_open = flags & IS_OPEN
-            # Boxes are rounded, so on the border it may be outside of the region; what is open is verified later.
+            # Boxes are rounded, so on the border it may be outside of the region; open pairs are verified later.
             is_in_doubt = not is_open and (
                 (posting["west"] == across)
                 | (posting["south"] == up)
@@ -434,17 +434,17 @@ def probe(
             near = spatial_similarity(away, max_dist)
             alike = 0.0
             if is_nearest:
-                # What was posted for another floor has been posted anew since.
+                # Skip stale postings: the subscription was posted again for its current floor.
                 if -away < least or least != s_numbers[slot, BLEND_WEIGHT]:
                     continue
                 if -away < s_numbers[slot, THRESHOLD]:
-                    # There are nearer results by now. The ball follows here, where it was hit in vain.
+                    # A false hit: there are nearer results by now. Shrink the ball.
                     shrink(balls, summaries, hits[i], -s_numbers[slot, THRESHOLD] / scale, max_dist / scale)
                     continue
             # A cosine may be above 1 by its rounding.
             if is_topk and blend(weight, near, 1.0 + SLACK) < least:
                 continue
-            # What the record alone can tell comes first: columns are far away.
+            # Test with the record alone first: reading columns is a cache miss.
             if record["whole"] != 0.0:
                 first, following, count = shared_of_kept(record, has_word)
                 if not is_first_here(record, first, following):

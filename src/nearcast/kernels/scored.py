@@ -5,14 +5,14 @@ nearest one a distance.
 
 s, slots         SubscriptionColumns, and the slots that are wanted
 shares           by token id: the share of the messages that have it
-scored           SCORED: what a probe needs to score a posting without looking anywhere else
+scored           SCORED: the data to score a posting without reading the columns
 
 The words of a subscription are numbered by their places in its row. They are looked at from the last to the first:
 ids fall as weights rise, so this is the heaviest first, but any order would do. A message is proposed by one posting:
 
     rank, ANY      its first shared word is `rank`
     rank, ALONE    and it shares no other
-    rank, next     and the second one is `next`; ALONE and these stand together for ANY where that costs less
+    rank, next     and the second one is `next`; ANY replaces ALONE and these where that costs less
     NONE           it shares no word (the dummy token `*`)
     EVERY          any message, of a subscription with too many words
 
@@ -34,6 +34,7 @@ from nearcast.scoring.spatial import reach
 from nearcast.scoring.textual import (
     OVERLAP,
     WEIGHTED_OVERLAP,
+    addable,
     shared_and_union_weight,
     text_upper_bound,
 )
@@ -42,11 +43,11 @@ from nearcast.space.covers import circle_box
 ANY, ALONE, NONE, EVERY = -2, -1, -1, -2
 # In place of a word: one that every message has, and one that none has.
 NO_WORD, NEVER = -1, -2
-# Beyond so many words a subscription has no pairs, and their number stays small.
+# A subscription with more words has no pairs, which bounds their number.
 MAX_PAIRED_WORDS = 8
 # As many as SCORED can number.
 MAX_WORDS = 1 << 14
-# A further posting must save this share of messages from being looked at.
+# A further posting must save testing this share of messages.
 PRICE_OF_A_POSTING = 2e-6
 # What a word that is shared mostly weighs in the unit vector of a message.
 USUAL_UNIT = 0.4
@@ -59,7 +60,7 @@ MAX_KEPT_WORDS = 5
 # A cache line. `words` are those of the subscription, NEVER behind them. `whole` is what the weight of a shared word is
 # divided by: the weight of all, for a top-k subscription the length of its vector; where words only count, it is their
 # number below zero. It is 0 where this is not all one must know of the words: they are too many, one has not the weight
-# that it has in a message, or the similarity hangs on the message as a whole. `threshold` is what it was posted for.
+# that it has in a message, or the similarity depends on the whole message. `threshold` is what it was posted for.
 SCORED = np.dtype(
     [(name, np.float64) for name in ("x", "y", "blend_weight", "threshold", "whole")]
     + [("words", np.int32, (MAX_KEPT_WORDS,)), ("rank", np.int16), ("next", np.int8), ("kind", np.int8)]
@@ -84,7 +85,7 @@ def radius_of(s: Any, slot: int, weight: float, count: int, max_dist: float) -> 
     if s.kinds[slot] == NEAREST:
         return -numbers[THRESHOLD]
     if s.kinds[slot] == TOPK:
-        # A message has unit length too, so the cosine is at most the length of what is shared.
+        # A message has unit length too, so the cosine is at most the length of the shared part.
         return reach(1.0 - numbers[BLEND_WEIGHT], numbers[THRESHOLD], math.sqrt(weight), max_dist)
     n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
     whole = weight_up_to(s, slot, n_words - 1)
@@ -177,7 +178,7 @@ def paired_ranks(s: Any, slots: Any, shares: Any, is_geographic: bool, max_dist:
 
 @kernel
 def scored_postings(s: Any, slots: Any, paired: Any, weights: Any, max_dist: float, columns: Any) -> int:
-    """Fill in the postings of scored subscriptions; return their number, and only that if there is no room.
+    """Fill in the postings of scored subscriptions; return their number, and only that if capacity is exceeded.
 
     paired    as `paired_ranks` returned it
     columns   first words, second words, lines, slots, SCORED
@@ -263,7 +264,6 @@ def shared_words(token_offsets: Any, token_ids: Any, token_weights: Any, slot: A
     count = 0
     weight = 0.0
     whole = 0.0
-    # In the order in which a score sums up.
     for i in range(start, token_offsets[slot + 1]):
         whole += token_weights[i]
         if has_word[token_ids[i]]:
@@ -285,7 +285,7 @@ def shared_cosine(token_offsets: Any, token_ids: Any, token_weights: Any, slot: 
         if has_word[token_ids[i]]:
             following = first
             first = i - start
-            cosine += token_weights[i] * units[token_ids[i]]
+            cosine += addable(token_weights[i] * units[token_ids[i]])
     return first, following, cosine
 
 
@@ -303,7 +303,7 @@ def shared_of_kept(record: Any, has_word: Any) -> Any:
     first = NONE
     following = ALONE
     count = 0
-    # No branch hangs on a word: mostly one is shared, but which one is a toss-up.
+    # Branchless: mostly one word is shared, but which one is unpredictable.
     for i in range(MAX_KEPT_WORDS):
         is_shared = has_word[record["words"][i]]
         following = first if is_shared else following
@@ -331,11 +331,11 @@ def cosine_of_kept(record: Any, first: int, count: int, weights: Any, units: Any
     """Return the cosine; `weights` and `units` are the message's by token, 0 for words that it does not have."""
     if count == 1:
         word = record["words"][first]
-        return (weights[word] / record["whole"]) * units[word]
+        return addable((weights[word] / record["whole"]) * units[word])
     result = 0.0
     for i in range(MAX_KEPT_WORDS):
         word = record["words"][i]
-        result += (weights[word] / record["whole"]) * units[word]
+        result += addable((weights[word] / record["whole"]) * units[word])
     return result
 
 

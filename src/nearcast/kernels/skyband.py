@@ -1,4 +1,4 @@
-"""The best messages of each top-k and nearest subscription, kept in flat buffers (Skype, section 5).
+"""The best messages of each top-k and nearest subscription, stored in flat buffers (Skype, section 6).
 
 feeds      FEED: whose buffer lies where
 entries    ENTRY: the buffers; each in order of rank, the best first
@@ -23,21 +23,21 @@ import numpy as np
 from nearcast.columns import THRESHOLD
 from nearcast.jit import kernel, prefetch
 
-# k is 0 for one that is not in use. `wakes` is when it is to be looked at, `batch` the last one that changed it, `most`
-# how many entries it may have before its floor is looked at. 64 bytes in all.
+# k is 0 for an unused one. `wakes` is the time when it is due, `batch` the last one that changed it, `most` the number
+# of entries above which its floor is checked. 64 bytes in all.
 FEED = np.dtype(
     [(name, np.int64) for name in ("start", "order", "wakes", "batch")]
     + [(name, np.int32) for name in ("size", "capacity", "k", "slot", "is_nearest", "max_dominators", "most", "unused")]
 )
-# Buffers lie anywhere in memory; they are asked for so many feeds ahead.
+# Buffers are scattered in memory; they are prefetched this many feeds ahead.
 AHEAD = 16
 ENTRY = np.dtype([("score", np.float64), ("stamp", np.int64)])
 ENTRIES_OF_A_LINE = 64 // ENTRY.itemsize
 COUNT_BITS = 20
 MAX_COUNTED = (1 << COUNT_BITS) - 1
-# When a buffer expires that holds nothing.
+# When an empty buffer expires.
 NEVER = np.iinfo(np.int64).max
-# Of a buffer: it holds fewer than k though there may be more, or so many that its floor may have to rise.
+# State of a buffer: it has fewer than k entries though more may exist, or so many that its floor may have to rise.
 TOO_SHORT, TOO_LONG = 1, 2
 
 
@@ -59,7 +59,7 @@ class Clock(NamedTuple):
 
 @kernel
 def recency(has_times: bool, times: Any, first_row: int, arrival: int) -> int:
-    """Return what is larger for a newer message."""
+    """Return a key that is larger for a newer message."""
     return times[arrival - first_row] if has_times else arrival
 
 
@@ -101,7 +101,7 @@ def insert(
     score: float,
     arrival: int,
 ) -> bool:
-    """Put a message into its place in a buffer that has room, unless too many dominate it; return whether it is in."""
+    """Insert a message into a buffer with spare capacity unless too many dominate it; return whether it is in."""
     start = feed["start"]
     size = feed["size"]
     max_dominators = feed["max_dominators"]
@@ -143,7 +143,7 @@ def insert(
 
 @kernel
 def drop_below(feeds: Any, entries: Any, rows: Any, floors: Any) -> None:
-    """Remove what lies below a floor from the buffers of some feeds."""
+    """Evict entries below a floor from the buffers of some feeds."""
     for i in range(rows.size):
         feed = feeds[rows[i]]
         while feed["size"] > 0 and entries[feed["start"] + feed["size"] - 1]["score"] < floors[i]:
@@ -152,7 +152,7 @@ def drop_below(feeds: Any, entries: Any, rows: Any, floors: Any) -> None:
 
 @kernel
 def move_buffers(feeds: Any, entries: Any, rows: Any, starts: Any, capacities: Any) -> None:
-    """Move the buffers of some feeds to where they have other room."""
+    """Move the buffers of some feeds to blocks of another capacity."""
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch(feeds, rows[i + AHEAD])
@@ -192,11 +192,11 @@ def update(
     oldest: Any,
     states: Any,
 ) -> Any:
-    """Drop what has expired from the buffers of some feeds, and insert what is new, feed by feed in order of arrival.
+    """Evict expired entries from the buffers of some feeds and insert new ones, by feed in order of arrival.
 
     offsets, arrivals, scores   ragged rows, one for each of `rows`; a message may be there twice
     lifted                      floors to be used instead of those in `numbers`, if there are any
-    oldest                      filled in: when the feed is to be looked at, if that is not noted yet, else NEVER
+    oldest                      filled in: when the feed is due, if that is not logged yet, else NEVER
     states                      filled in: TOO_SHORT, TOO_LONG or 0
 
     Without a window there is no expiry; the floor of a full buffer rises to its last score. Return the best k, as they
@@ -301,16 +301,17 @@ def update(
 
 @kernel
 def differences(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any, scores: Any) -> Any:
-    """Return what changed in the best k of feeds, given those before.
+    """Return the changes of the best k of feeds, given the previous ones.
 
-    That is the place in `rows`, the arrival, +1 or -1, the score, and the rank from 1 on (of what left, that before).
+    That is the place in `rows`, the arrival, +1 or -1, the score, and the rank from 1 on (for removals, the previous
+    rank).
     """
     most = offsets[rows.size] - offsets[0]
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch(feeds, rows[i + AHEAD])
         most += min(feeds[rows[i]]["size"], feeds[rows[i]]["k"])
-    # Few of them are changes; what is not written to takes no memory.
+    # Few of them are changes; unwritten pages take no memory.
     out_rows = np.empty(most, np.int64)
     out_arrivals = np.empty(most, np.int64)
     out_signs = np.empty(most, np.int8)
@@ -374,7 +375,7 @@ def differences(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any
 
 @kernel
 def with_expired(owners: Any, expired: Any) -> Any:
-    """Return the feeds of which there is news or something has expired, and the offsets of what is new for each.
+    """Return the feeds with new or expired messages, and the offsets of the new ones of each.
 
     owners    the feeds of the news, ascending
     expired   ascending

@@ -1,4 +1,4 @@
-"""Putting what a probe has found into order: of rows, then of slots.
+"""Sort the candidates of a probe by row, then by slot.
 
 found     int64: each candidate is one number, `row << 32 | slot << 1 | is_open`
 numbers   float64 (n, 2): its score and distance
@@ -14,17 +14,13 @@ import numpy as np
 
 from nearcast.jit import kernel
 
-# Candidates are sorted in blocks of about this many, which stay in the cache, and of so many rows at most.
+# Candidates are sorted in blocks of about this many, which fit into the cache, and of at most this many rows.
 BLOCK_SIZE = 1 << 13
 DIGIT_BITS = 12
 MAX_BLOCK_ROWS = 1 << DIGIT_BITS
 MAX_INSERTION_SORT = 64
 # Up to 2^20 candidates with numbers are sorted by keys of a row, a slot and a place: 12, 31 and 20 bits.
 PLACE_BITS = 20
-# Of a number that is not below zero.
-MAX_BITS = 63
-# So many places to write to at once that the cache holds their ends.
-RADIX_BITS = 11
 
 
 @kernel
@@ -98,63 +94,14 @@ def keep_distinct(found: Any, numbers: Any, has_numbers: bool) -> int:
         if has_numbers:
             numbers[n, 0] = numbers[i, 0]
             numbers[n, 1] = numbers[i, 1]
-        # No branch hangs on it.
+        # Branchless.
         n += value != found[n - 1]
     return n
 
 
-def order_of(*keys: Any) -> Any:
-    """Return the places of rows of whole numbers, ordered by the first, then by the next, then by place.
-
-    As `np.lexsort` of the keys turned over, but several times as fast where a row fits into one number.
-    """
-    packed = np.zeros(keys[0].size, np.int64)
-    n_bits = 0
-    for key in reversed(keys):
-        least, most = (int(key.min()), int(key.max())) if key.size else (0, 0)
-        size = (most - least).bit_length()
-        if n_bits + size > MAX_BITS:
-            return np.lexsort(keys[::-1])
-        packed |= (key.astype(np.int64) - least) << n_bits
-        n_bits += size
-    place_bits = packed.size.bit_length()
-    if n_bits + place_bits > MAX_BITS:
-        return radix_order(packed, n_bits)
-    # To sort numbers takes a fraction of the time of sorting places by them.
-    packed = (packed << place_bits) | np.arange(packed.size)
-    packed.sort()
-    return packed & ((1 << place_bits) - 1)
-
-
-@kernel
-def radix_order(keys: Any, n_bits: int) -> Any:
-    """Return the places of numbers of so many bits in ascending order, equal ones as they come; writes over `keys`."""
-    order = np.arange(keys.size)
-    other_keys = np.empty_like(keys)
-    other_order = np.empty_like(order)
-    mask = (1 << RADIX_BITS) - 1
-    for shift in range(0, n_bits, RADIX_BITS):
-        starts = np.zeros(mask + 2, np.int64)
-        for key in keys:
-            starts[((key >> shift) & mask) + 1] += 1
-        if starts.max() == keys.size:
-            continue
-        for i in range(mask):
-            starts[i + 1] += starts[i]
-        for i in range(keys.size):
-            digit = (keys[i] >> shift) & mask
-            place = starts[digit]
-            starts[digit] += 1
-            other_keys[place] = keys[i]
-            other_order[place] = order[i]
-        keys, other_keys = other_keys, keys
-        order, other_order = other_order, order
-    return order
-
-
 @kernel
 def scatter(source: Any, target: Any, least: int, shift: int) -> None:
-    """Copy numbers in order of one digit of what they have above `least`; those that are equal keep their order."""
+    """Copy numbers in order of one digit of their excess over `least`; a stable radix pass."""
     mask = (1 << DIGIT_BITS) - 1
     starts = np.zeros(mask + 2, np.int32)
     for value in source:

@@ -39,7 +39,7 @@ def is_subset(needles: Any, haystack: Any) -> bool:
 
 @kernel
 def is_any_clause_true(subscriptions: Any, slot: int, m_ids: Any) -> bool:
-    """Whether a clause of a boolean subscription holds for the tokens of a message."""
+    """Whether the tokens of a message satisfy a clause of a boolean subscription."""
     s = subscriptions
     for clause in range(s.clause_offsets[slot], s.clause_offsets[slot + 1]):
         required = s.required_ids[s.required_offsets[clause] : s.required_offsets[clause + 1]]
@@ -103,10 +103,10 @@ def verdicts(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geogra
 
 
 @kernel
-def settle(
+def verify(
     subscriptions: Any, messages: Any, slots: Any, rows: Any, is_sure: Any, is_geographic: bool, max_dist: float
 ) -> Any:
-    """Test the pairs that are not sure, and close the gaps of those that do not match; as many are over at the end.
+    """Verify open pairs; compact survivors to the front.
 
     Returns which were tested, which do not match, the scores and distances of the former, and whether there is a
     distance among them. In place: to touch so much fresh memory would take longer than the tests.
@@ -126,7 +126,7 @@ def settle(
 
 @kernel
 def close_gaps(values: Any, gaps: Any) -> None:
-    """Move values down over those at `gaps`, which ascend; as many at the end are of no use then."""
+    """Compact values over the ascending `gaps`; as many values at the end become unused."""
     for i in range(gaps.size):
         stop = gaps[i + 1] if i + 1 < gaps.size else values.size
         for place in range(gaps[i] + 1, stop):

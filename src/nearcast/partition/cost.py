@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from nearcast.arrays import Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns, X, Y
 from nearcast.jit import kernel
 from nearcast.kernels.verify import NEAREST
@@ -13,7 +12,7 @@ from nearcast.partition.postings import Postings
 from nearcast.partition.statistics import Statistics
 
 
-def expected_boxes(subscriptions: SubscriptionColumns, postings: Postings, statistics: Statistics) -> Any:
+def expected_boxes(subscriptions: SubscriptionColumns, postings: Postings, statistics: Statistics) -> Float64Array:
     """Return the boxes of postings, those of nearest subscriptions as they will be once there are k results."""
     nearest = np.flatnonzero(subscriptions.kinds == NEAREST)
     if not nearest.size:
@@ -33,7 +32,7 @@ def expected_boxes(subscriptions: SubscriptionColumns, postings: Postings, stati
 
 
 @kernel
-def boxes_around(offsets: Any, boxes: Any) -> Any:
+def boxes_around(offsets: Int64Array, boxes: Float64Array) -> Float64Array:
     """Return the box around each ragged row of boxes; one around nothing holds nothing."""
     result = np.empty((offsets.size - 1, 4))
     for row in range(offsets.size - 1):
@@ -47,10 +46,11 @@ def boxes_around(offsets: Any, boxes: Any) -> Any:
 
 
 @kernel
-def greedily_assigned(costs: Any, order: Any, loads: Any) -> Any:
+def greedily_assigned(costs: Int64Array, order: Int64Array, loads: Int64Array) -> Int64Array:
     """Return the shard of each item: in this order, each goes to the least loaded, the first of equals.
 
-    `loads` are those so far; they are changed. With the costliest first this is algorithm 1 of DkM-SKS.
+    `loads` are those so far, in the unit of the costs; they are changed. With the costliest first this is algorithm 1
+    of DkM-SKS.
     """
     shards = np.empty(costs.size, np.int64)
     for item in order:
@@ -60,6 +60,16 @@ def greedily_assigned(costs: Any, order: Any, loads: Any) -> Any:
     return shards
 
 
-def costliest_first(costs: Any) -> Any:
+def costliest_first(costs: Int64Array) -> Int64Array:
     """Return the order by falling costs, of equals the earlier first."""
     return np.argsort(-costs, kind="stable")
+
+
+def least_loaded(postings: Postings, costs: Int64Array, loads: Int64Array) -> Int64Array:
+    """Return the shard of each posting: each subscription goes to the least loaded shard, the costliest first.
+
+    `costs` of postings and `loads` of shards are in whole units.
+    """
+    whole = np.zeros(postings.offsets.size - 1, np.int64)
+    np.add.at(whole, postings.slots, costs)
+    return greedily_assigned(whole, costliest_first(whole), loads.copy())[postings.slots]

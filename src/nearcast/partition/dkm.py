@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.jit import kernel
-from nearcast.model import Geographic
-from nearcast.partition.cost import boxes_around, costliest_first, expected_boxes, greedily_assigned
+from nearcast.model import Geographic, checked_count
+from nearcast.partition.cost import boxes_around, expected_boxes, greedily_assigned, least_loaded
 from nearcast.partition.location import places
 from nearcast.partition.postings import Postings
-from nearcast.partition.protocol import MIN_COST, Partitioner, Placement
-from nearcast.partition.statistics import Statistics, count_in_box
+from nearcast.partition.protocol import Partitioner, Placement, in_units
+from nearcast.partition.statistics import AnyArray, Statistics, count_in_box
 from nearcast.space.distance import bounds
 
-# The paper's gamma_1, subsets for each shard, and gamma_2, members above which only space is asked.
-SUBSETS_PER_SHARD = 100_000
-MAX_HYBRID = 20
+# The paper's gamma_1 and gamma_2. With fewer subscriptions for each shard than gamma_1, each has a subset of its own:
+# loads are then most even, see docs/partitioning.md.
+MAX_SUBSETS_PER_SHARD = 100_000
+MIN_HYBRID = 20
+# Added to the cost of each member, in messages of the sample: parts that no message hits differ by their number of
+# members.
+MIN_COST = 1e-9
 # Points that are closer than the space cut in half so often are divided by cost.
 MAX_DEPTH = 40
 N_PARTS = 4
@@ -34,69 +39,81 @@ N_PARTS = 4
 class DkmPartitioner(Partitioner):
     """The costliest subset is cut by space or by cost until there are enough; the members of each are then spread.
 
-    A new subscription takes the costs of the subset whose rectangle overlaps its own most, and goes to the least
-    loaded shard.
+    `gamma_1` is the number of subsets for each shard; a subset with more than `gamma_2` members is cut by space alone.
+
+    A new subscription is charged by equation 7 and goes to the least loaded shard: it is charged for the rectangle R*
+    of the subset S* that has the largest area in common with its own rectangle, of equals the smallest. Where S* has
+    one member, the new one would have had a subset of its own at the start, so it is charged for its own rectangle, as
+    that member was.
     """
 
     name = "dkm"
+    option_names = ("gamma_1", "gamma_2")
 
     def __init__(
         self,
         statistics: Statistics,
         n_shards: int,
         *,
-        gamma_1: int = SUBSETS_PER_SHARD,
-        gamma_2: int = MAX_HYBRID,
+        gamma_1: int | None = None,
+        gamma_2: int | None = None,
         **options: Any,
     ):
         super().__init__(statistics, n_shards, **options)
-        self.gamma_1, self.gamma_2 = gamma_1, gamma_2
+        self.gamma_1 = None if gamma_1 is None else checked_count("gamma_1", gamma_1)
+        self.gamma_2 = None if gamma_2 is None else checked_count("gamma_2", gamma_2)
+        """None until the fit, which chooses them by the number of subscriptions."""
         self.rectangles = np.zeros((0, 4))
         """The rectangle of each subset."""
-
-    @classmethod
-    def fit(
-        cls,
-        subscriptions: SubscriptionColumns,
-        statistics: Statistics,
-        n_shards: int,
-        *,
-        has_window: bool = False,
-        **options: Any,
-    ) -> tuple[Self, Placement]:
-        """Return a partitioner for such subscriptions and messages, and where it has placed them."""
-        partitioner = cls(statistics, n_shards, has_window=has_window, **options)
-        postings = partitioner._postings(subscriptions, None)
-        boxes = partitioner._boxes(subscriptions, postings)
-        subsets, partitioner.rectangles = partitioner._subsets(subscriptions, postings, boxes)
-        costs = partitioner._costs_in(partitioner.rectangles[subsets[postings.slots]], postings)
-        whole = np.bincount(postings.slots, costs, subscriptions.kinds.size)
-        # The subsets by falling costs, and so are the members of each (algorithm 3).
-        subset_costs = np.bincount(subsets, whole, len(partitioner.rectangles))
-        order = np.lexsort((-whole, subsets, -subset_costs[subsets]))
-        shards = greedily_assigned(whole, order, np.zeros(n_shards))
-        return partitioner, partitioner._settled(subscriptions, postings, costs, shards[postings.slots])
+        self.subset_sizes = np.zeros(0, np.int64)
 
     def settings(self) -> dict[str, Any]:
         """Return what JSON can hold of a partitioner."""
         return super().settings() | {"gamma_1": self.gamma_1, "gamma_2": self.gamma_2}
 
-    def arrays(self) -> dict[str, Any]:
-        """Return what is to be saved, the rectangles included."""
-        return super().arrays() | {"rectangles": self.rectangles}
+    def arrays(self) -> dict[str, AnyArray]:
+        """Return what is to be saved, the subsets included."""
+        return super().arrays() | {"rectangles": self.rectangles, "subset_sizes": self.subset_sizes}
 
-    def _restore(self, arrays: Mapping[str, Any]) -> None:
-        self.rectangles = np.array(arrays["rectangles"])
+    def _restore(self, arrays: Mapping[str, AnyArray]) -> None:
+        self.rectangles, self.subset_sizes = np.array(arrays["rectangles"]), np.array(arrays["subset_sizes"])
 
-    def _boxes(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:
+    def _learn(self, subscriptions: SubscriptionColumns) -> None:
+        n = subscriptions.kinds.size
+        if self.gamma_1 is None:
+            self.gamma_1 = min(MAX_SUBSETS_PER_SHARD, max(1, -(-n // self.n_shards)))
+        if self.gamma_2 is None:
+            # What is cut into four subsets of the usual size.
+            self.gamma_2 = max(MIN_HYBRID, N_PARTS * n // (self.gamma_1 * self.n_shards))
+
+    def _first(self, subscriptions: SubscriptionColumns) -> Placement:
+        postings = self._postings(subscriptions, None)
+        boxes = self._boxes(subscriptions, postings)
+        subsets, self.rectangles = self._subsets(subscriptions, postings, boxes)
+        self.subset_sizes = np.bincount(subsets, minlength=len(self.rectangles))
+        costs = in_units(self.statistics.shares(postings.words, self.rectangles[subsets[postings.slots]]))
+        whole = np.zeros(subscriptions.kinds.size, np.int64)
+        np.add.at(whole, postings.slots, costs)
+        # The subsets by falling costs, and so are the members of each (algorithm 3).
+        subset_costs = np.zeros(len(self.rectangles), np.int64)
+        np.add.at(subset_costs, subsets, whole)
+        order = np.lexsort((-whole, subsets, -subset_costs[subsets]))
+        shards = greedily_assigned(whole, order, np.zeros(self.n_shards, np.int64))
+        return self._placed(subscriptions, postings, costs, shards[postings.slots])
+
+    def _boxes(self, subscriptions: SubscriptionColumns, postings: Postings) -> Float64Array:
         """Return the box in which each subscription can be hit, within the space."""
         boxes = boxes_around(postings.offsets, expected_boxes(subscriptions, postings, self.statistics))
         west, south, east, north = bounds(self.space)
         return np.clip(boxes, (west, south, west, south), (east, north, east, north))
 
-    def _subsets(self, subscriptions: SubscriptionColumns, postings: Postings, boxes: Any) -> tuple[Any, Any]:
+    def _subsets(
+        self, subscriptions: SubscriptionColumns, postings: Postings, boxes: Float64Array
+    ) -> tuple[Int64Array, Float64Array]:
         """Return the subset of each subscription, and the rectangle of each subset."""
         n = subscriptions.kinds.size
+        assert self.gamma_1 is not None
+        assert self.gamma_2 is not None
         n_wanted = self.gamma_1 * self.n_shards
         if n_wanted >= n:
             # Cut as often as that, each is alone in the end.
@@ -117,30 +134,36 @@ class DkmPartitioner(Partitioner):
         subsets[order] = np.repeat(np.arange(sizes.size), sizes)
         return subsets, boxes_around(starts, boxes[order])
 
-    def _costs_in(self, rectangles: Any, postings: Postings) -> Any:
-        return MIN_COST + self.statistics.shares(postings.words, rectangles)
-
-    def _costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:
+    def _costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Float64Array:
         boxes = self._boxes(subscriptions, postings)
-        return self._costs_in(_most_overlapping(self.rectangles, boxes)[postings.slots], postings)
+        if (self.subset_sizes > 1).any():
+            boxes = _charged_rectangles(self.rectangles, self.subset_sizes, boxes)
+        return self.statistics.shares(postings.words, boxes[postings.slots])
 
-    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Any) -> Any:
-        whole = np.bincount(postings.slots, costs, subscriptions.kinds.size)
-        return greedily_assigned(whole, costliest_first(whole), self.loads.copy())[postings.slots]
+    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Int64Array) -> Int64Array:  # noqa: ARG002
+        return least_loaded(postings, costs, self.charged)
 
 
 @kernel
-def _most_overlapping(rectangles: Any, boxes: Any) -> Any:
-    """Return for each box the rectangle that it has the largest area in common with; itself if there is none."""
+def _charged_rectangles(rectangles: Any, sizes: Any, boxes: Any) -> Any:
+    """Return R* of equation 7 for each box; the box itself if S* has one member, or nothing in common with it."""
     result = boxes.copy()
     for i in range(boxes.shape[0]):
         most = 0.0
+        least = np.inf
+        best = -1
         for j in range(rectangles.shape[0]):
             width = min(boxes[i, 2], rectangles[j, 2]) - max(boxes[i, 0], rectangles[j, 0])
             height = min(boxes[i, 3], rectangles[j, 3]) - max(boxes[i, 1], rectangles[j, 1])
-            if width > 0 and height > 0 and width * height > most:
+            if width <= 0 or height <= 0 or width * height < most:
+                continue
+            area = (rectangles[j, 2] - rectangles[j, 0]) * (rectangles[j, 3] - rectangles[j, 1])
+            if width * height > most or area < least:
                 most = width * height
-                result[i] = rectangles[j]
+                least = area
+                best = j
+        if best >= 0 and sizes[best] > 1:
+            result[i] = rectangles[best]
     return result
 
 
@@ -186,7 +209,6 @@ def _parts_by_cost(costs: Any, parts: Any) -> None:
     loads = np.zeros(N_PARTS)
     for i in np.argsort(-costs, kind="mergesort"):
         parts[i] = np.argmin(loads)
-        # Members that no message hits are told apart by their number.
         loads[parts[i]] += costs[i] + MIN_COST
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from nearcast.arrays import BoolArray, Int64Array
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner
@@ -16,9 +15,9 @@ class HashPartitioner(Partitioner):
 
     name = "hash"
 
-    def hit_shards(self, messages: MessageColumns) -> Any:
+    def hit_shards(self, messages: MessageColumns) -> BoolArray:
         """Return all shards for every message."""
         return np.ones((messages.x.size, self.n_shards), bool)
 
-    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Any) -> Any:  # noqa: ARG002
+    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Int64Array) -> Int64Array:  # noqa: ARG002
         return (subscriptions.orders % self.n_shards)[postings.slots]

@@ -8,40 +8,63 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import BoolArray, Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.model import Geographic
 from nearcast.partition.keyword import WordPartitioner, owners_by_cost, owners_of
 from nearcast.partition.location import leaves, places, tree_by_cost
 from nearcast.partition.postings import Postings
-from nearcast.partition.statistics import Statistics
+from nearcast.partition.statistics import AnyArray, Statistics
 
 
 class HybridPartitioner(WordPartitioner):
-    """`n_first` parts by one criterion, each cut into equally many by the other.
+    """`l1` parts by one criterion, each cut into `l2` by the other.
 
-    By default the two numbers are as near to each other as the number of shards allows; of a prime number one is 1.
+    Where none of them is given, they are as near to each other as the number of shards allows; of a prime number one
+    is 1.
     """
 
-    def __init__(self, statistics: Statistics, n_shards: int, *, n_first: int | None = None, **options: Any):
+    option_names = ("l1", "l2")
+
+    def __init__(
+        self, statistics: Statistics, n_shards: int, *, l1: int | None = None, l2: int | None = None, **options: Any
+    ):
         super().__init__(statistics, n_shards, **options)
-        if n_first is None:
-            n_first = max(n for n in range(1, math.isqrt(n_shards) + 1) if n_shards % n == 0)
-        if not 1 <= n_first <= n_shards or n_shards % n_first:
-            raise NearcastError(f"n_first is {n_first}; it must divide the number of shards, which is {n_shards}")
-        self.n_first, self.n_second = n_first, n_shards // n_first
+        self.n_first, self.n_second = numbers_of_parts(n_shards, l1, l2)
+
+    @classmethod
+    def checked_options(cls, options: Mapping[str, Any] | None, n_shards: int) -> dict[str, int]:
+        """Return the options of a plan, or raise with the name of the one that is wrong."""
+        checked = super().checked_options(options, n_shards)
+        numbers_of_parts(n_shards, checked.get("l1"), checked.get("l2"))
+        return checked
 
     def settings(self) -> dict[str, Any]:
         """Return what JSON can hold of a partitioner."""
-        return super().settings() | {"n_first": self.n_first}
+        return super().settings() | {"l1": self.n_first, "l2": self.n_second}
 
-    def _places(self, subscriptions: SubscriptionColumns) -> tuple[Any, Any, Any]:
+    def _places(self, subscriptions: SubscriptionColumns) -> tuple[Float64Array, Float64Array, BoolArray]:
         return places(subscriptions, isinstance(self.space, Geographic))
 
-    def _tree(self, x: Any, y: Any, n_leaves: int) -> Any:
+    def _tree(self, x: Float64Array, y: Float64Array, n_leaves: int) -> Float64Array:
         points = np.stack([x, y], axis=1)
         messages = np.stack([self.statistics.x, self.statistics.y], axis=1)
         return tree_by_cost(points, messages if len(messages) else points, n_leaves)
+
+
+def numbers_of_parts(n_shards: int, l1: int | None, l2: int | None) -> tuple[int, int]:
+    """Return the number of first parts, and of second parts in each."""
+    if l1 is None and l2 is None:
+        l1 = max(n for n in range(1, math.isqrt(n_shards) + 1) if n_shards % n == 0)
+    for name, number in (("l1", l1), ("l2", l2)):
+        if number is not None and (not 1 <= number <= n_shards or n_shards % number):
+            raise NearcastError(f"{name} is {number}; it must divide the number of shards, which is {n_shards}")
+    n_first = n_shards // l2 if l1 is None and l2 is not None else l1
+    assert n_first is not None
+    if l2 is not None and n_first * l2 != n_shards:
+        raise NearcastError(f"l1 x l2 is {n_first} x {l2}; it must be the number of shards, which is {n_shards}")
+    return n_first, n_shards // n_first
 
 
 class SpatialFirstPartitioner(HybridPartitioner):
@@ -54,11 +77,11 @@ class SpatialFirstPartitioner(HybridPartitioner):
         self.tree = np.zeros((0, 4))
         self.owners = np.zeros((self.n_first, 0), np.int64)
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, AnyArray]:
         """Return what is to be saved, tree and owners included."""
         return super().arrays() | {"tree": self.tree, "owners": self.owners}
 
-    def _restore(self, arrays: Mapping[str, Any]) -> None:
+    def _restore(self, arrays: Mapping[str, AnyArray]) -> None:
         self.tree, self.owners = np.array(arrays["tree"]), np.array(arrays["owners"])
 
     def _learn(self, subscriptions: SubscriptionColumns) -> None:
@@ -78,11 +101,11 @@ class SpatialFirstPartitioner(HybridPartitioner):
         for row, owners in zip(self.owners, rows, strict=True):
             row[: owners.size] = owners
 
-    def _parts(self, subscriptions: SubscriptionColumns) -> Any:
+    def _parts(self, subscriptions: SubscriptionColumns) -> Int64Array:
         x, y, has_place = self._places(subscriptions)
         return np.where(has_place, leaves(self.tree, x, y), subscriptions.orders % self.n_first)
 
-    def _word_shards(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:
+    def _word_shards(self, subscriptions: SubscriptionColumns, postings: Postings) -> Int64Array:
         parts = self._parts(subscriptions)[postings.slots]
         numbers = subscriptions.orders[postings.slots]
         within = np.zeros(postings.words.size, np.int64)
@@ -102,11 +125,11 @@ class KeywordFirstPartitioner(HybridPartitioner):
         self.owners = np.zeros(0, np.int64)
         self.trees = np.zeros((self.n_first, self.n_second - 1, 4))
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, AnyArray]:
         """Return what is to be saved, owners and trees included."""
         return super().arrays() | {"owners": self.owners, "trees": self.trees}
 
-    def _restore(self, arrays: Mapping[str, Any]) -> None:
+    def _restore(self, arrays: Mapping[str, AnyArray]) -> None:
         self.owners, self.trees = np.array(arrays["owners"]), np.array(arrays["trees"])
 
     def _learn(self, subscriptions: SubscriptionColumns) -> None:
@@ -118,10 +141,10 @@ class KeywordFirstPartitioner(HybridPartitioner):
             slots = np.unique(postings.slots[(parts == part) & has_place[postings.slots]])
             self.trees[part] = self._tree(x[slots], y[slots], self.n_second)
 
-    def _parts(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:
+    def _parts(self, subscriptions: SubscriptionColumns, postings: Postings) -> Int64Array:
         return owners_of(self.owners, postings.words, subscriptions.orders[postings.slots], self.n_first)
 
-    def _word_shards(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:
+    def _word_shards(self, subscriptions: SubscriptionColumns, postings: Postings) -> Int64Array:
         parts = self._parts(subscriptions, postings)
         x, y, has_place = self._places(subscriptions)
         within = (subscriptions.orders % self.n_second)[postings.slots]

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from nearcast.arrays import BoolArray, Float64Array, Int32Array, Int64Array
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.jit import kernel
 from nearcast.kernels.postings import STAR
 from nearcast.partition.postings import Postings, postings_of
 from nearcast.partition.protocol import Partitioner
-from nearcast.partition.statistics import Statistics
+from nearcast.partition.statistics import AnyArray, Statistics
 
 
 class WordPartitioner(Partitioner):
@@ -36,7 +38,7 @@ class WordPartitioner(Partitioner):
         """Return what JSON can hold of a partitioner."""
         return super().settings() | {"window_apart": self.window_apart}
 
-    def message_shards(self, messages: MessageColumns) -> Any:
+    def message_shards(self, messages: MessageColumns) -> BoolArray:
         """Return which shards must hear each message, bool (n_messages, n_shards)."""
         if self.window_apart:
             raise NearcastError(
@@ -45,7 +47,12 @@ class WordPartitioner(Partitioner):
             )
         return super().message_shards(messages)
 
-    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Any) -> Any:  # noqa: ARG002
+    def _shards(
+        self,
+        subscriptions: SubscriptionColumns,
+        postings: Postings,
+        costs: Int64Array | None,  # noqa: ARG002
+    ) -> Int64Array:
         shards = self._word_shards(subscriptions, postings)
         if not self.window_apart:
             sizes = np.diff(postings.offsets)
@@ -54,7 +61,7 @@ class WordPartitioner(Partitioner):
             shards[has_home] = shards[homes[postings.slots[has_home]]]
         return shards
 
-    def _word_shards(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:
+    def _word_shards(self, subscriptions: SubscriptionColumns, postings: Postings) -> Int64Array:
         """Return the shard that owns each posting."""
         raise NotImplementedError
 
@@ -69,32 +76,32 @@ class KeywordPartitioner(WordPartitioner):
         self.owners = np.zeros(0, np.int64)
         """The shard of each word; words that were not there when it was fitted belong to the last."""
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, AnyArray]:
         """Return what is to be saved, the owners of words included."""
         return super().arrays() | {"owners": self.owners}
 
-    def _restore(self, arrays: Mapping[str, Any]) -> None:
+    def _restore(self, arrays: Mapping[str, AnyArray]) -> None:
         self.owners = np.array(arrays["owners"])
 
     def _learn(self, subscriptions: SubscriptionColumns) -> None:
         postings = self._postings(subscriptions, None)
         self.owners = owners_by_cost(postings.offsets, postings.words, self.statistics, self.n_shards)
 
-    def _postings(self, subscriptions: SubscriptionColumns, floors: Any | None) -> Postings:
+    def _postings(self, subscriptions: SubscriptionColumns, floors: Float64Array | None) -> Postings:
         counts = self.statistics.word_counts
         return postings_of(subscriptions, counts, self.space, floors=floors, is_whole=True)
 
-    def _word_shards(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:
+    def _word_shards(self, subscriptions: SubscriptionColumns, postings: Postings) -> Int64Array:
         return owners_of(self.owners, postings.words, subscriptions.orders[postings.slots], self.n_shards)
 
 
-def owners_of(owners: Any, words: Any, numbers: Any, n_parts: int) -> Any:
+def owners_of(owners: Int64Array, words: Int32Array, numbers: Int64Array, n_parts: int) -> Int64Array:
     """Return the part that owns each word; STAR, which nobody owns, goes by the number beside it."""
     known = np.append(owners, n_parts - 1)
     return np.where(words == STAR, numbers % n_parts, known[np.minimum(words, known.size - 1)])
 
 
-def owners_by_cost(offsets: Any, words: Any, statistics: Statistics, n_parts: int) -> Any:
+def owners_by_cost(offsets: Int64Array, words: Int32Array, statistics: Statistics, n_parts: int) -> Int64Array:
     """Return the part of each word, such that parts cost about the same: `C(W) = N(W) * P(message has a word of W)`.
 
     Ragged rows of `words` are those of the subscriptions, STAR among them has no say. As in `location.tree_by_cost`,
@@ -112,14 +119,20 @@ def owners_by_cost(offsets: Any, words: Any, statistics: Statistics, n_parts: in
     return np.searchsorted(cuts, ranks, side="right")
 
 
-def _cuts(subscriptions: tuple[Any, Any], messages: tuple[Any, Any], low: int, high: int, n_parts: int) -> list[int]:
+def _cuts(
+    subscriptions: tuple[Int64Array, Int64Array],
+    messages: tuple[Int64Array, Int64Array],
+    low: int,
+    high: int,
+    n_parts: int,
+) -> list[int]:
     """Return where to cut the ranks from `low` to `high`."""
     if n_parts == 1:
         return []
     n_left = n_parts // 2
     cut = high
     if high - low > 1:
-        costs: list[Any] = [1.0, 1.0]
+        costs: list[float | NDArray[np.floating]] = [1.0, 1.0]
         for rows in (subscriptions, messages):
             first, last, n_rows = _first_and_last(*rows, low, high)
             # Of cuts behind one word, two words, and so on.
@@ -134,7 +147,7 @@ def _cuts(subscriptions: tuple[Any, Any], messages: tuple[Any, Any], low: int, h
 
 
 @kernel
-def _first_and_last(offsets: Any, ranks: Any, low: int, high: int) -> Any:
+def _first_and_last(offsets: Int64Array, ranks: Int64Array, low: int, high: int) -> tuple[Int64Array, Int64Array, int]:
     """Return for each rank in how many rows it is the first, and the last, of those between; and how many have any."""
     first = np.zeros(high - low, np.int64)
     last = np.zeros(high - low, np.int64)

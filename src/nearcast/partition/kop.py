@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from nearcast.arrays import Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns
-from nearcast.partition.cost import costliest_first, greedily_assigned
+from nearcast.partition.cost import least_loaded
 from nearcast.partition.postings import Postings
-from nearcast.partition.protocol import MIN_COST, Partitioner
+from nearcast.partition.protocol import Partitioner
 
 
 class KeywordOrientedPartitioner(Partitioner):
@@ -17,9 +14,8 @@ class KeywordOrientedPartitioner(Partitioner):
 
     name = "kop"
 
-    def _costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:  # noqa: ARG002
-        return MIN_COST + self.statistics.word_shares(postings.words)
+    def _costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Float64Array:  # noqa: ARG002
+        return self.statistics.word_shares(postings.words)
 
-    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Any) -> Any:
-        whole = np.bincount(postings.slots, costs, subscriptions.kinds.size)
-        return greedily_assigned(whole, costliest_first(whole), self.loads.copy())[postings.slots]
+    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Int64Array) -> Int64Array:  # noqa: ARG002
+        return least_loaded(postings, costs, self.charged)

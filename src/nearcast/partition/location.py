@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import BoolArray, Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.jit import kernel
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic
 from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner
-from nearcast.partition.statistics import Statistics
+from nearcast.partition.statistics import AnyArray, Statistics
 from nearcast.space.regions import ANYWHERE, CIRCLE
 
 
@@ -30,11 +31,11 @@ class LocationPartitioner(Partitioner):
         self.tree = np.zeros((0, 4))
         """Rows of the tree: axis, value below which lies the left child, left and right child; ~shard for a leaf."""
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, AnyArray]:
         """Return what is to be saved, the tree included."""
         return super().arrays() | {"tree": self.tree}
 
-    def _restore(self, arrays: Mapping[str, Any]) -> None:
+    def _restore(self, arrays: Mapping[str, AnyArray]) -> None:
         self.tree = np.array(arrays["tree"])
 
     def _learn(self, subscriptions: SubscriptionColumns) -> None:
@@ -43,13 +44,13 @@ class LocationPartitioner(Partitioner):
         messages = np.stack([self.statistics.x, self.statistics.y], axis=1)
         self.tree = tree_by_cost(points, messages if len(messages) else points, self.n_shards)
 
-    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Any) -> Any:  # noqa: ARG002
+    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Int64Array) -> Int64Array:  # noqa: ARG002
         x, y, has_place = places(subscriptions, isinstance(self.space, Geographic))
         shards = np.where(has_place, leaves(self.tree, x, y), subscriptions.orders % self.n_shards)
         return shards[postings.slots]
 
 
-def places(subscriptions: SubscriptionColumns, is_geographic: bool) -> tuple[Any, Any, Any]:
+def places(subscriptions: SubscriptionColumns, is_geographic: bool) -> tuple[Float64Array, Float64Array, BoolArray]:
     """Return the point of each subscription or the centre of its region, as x and y, and whether it has one."""
     numbers, shapes = subscriptions.numbers, subscriptions.shapes
     is_region = subscriptions.kinds == BOOLEAN
@@ -61,7 +62,7 @@ def places(subscriptions: SubscriptionColumns, is_geographic: bool) -> tuple[Any
     return np.where(is_geographic & (x > 180), x - 360, x), y, ~(is_region & (shapes == ANYWHERE))
 
 
-def tree_by_cost(points: Any, messages: Any, n_leaves: int) -> Any:
+def tree_by_cost(points: Float64Array, messages: Float64Array, n_leaves: int) -> Float64Array:
     """Return a KD-tree whose leaves cost about the same: subscriptions inside times messages inside.
 
     Unlike the paper's, the number of leaves need not be a power of two: of an odd number, one side gets one more, and
@@ -70,7 +71,7 @@ def tree_by_cost(points: Any, messages: Any, n_leaves: int) -> Any:
     rows: list[list[float]] = []
     n_done = 0
 
-    def grown(points: Any, messages: Any, n_leaves: int, depth: int) -> int:
+    def grown(points: Float64Array, messages: Float64Array, n_leaves: int, depth: int) -> int:
         nonlocal n_done
         if n_leaves == 1:
             n_done += 1
@@ -90,7 +91,7 @@ def tree_by_cost(points: Any, messages: Any, n_leaves: int) -> Any:
     return np.array(rows).reshape(-1, 4)
 
 
-def best_cut(values: Any, message_values: Any, n_left: int, n_right: int) -> float:
+def best_cut(values: Float64Array, message_values: Float64Array, n_left: int, n_right: int) -> float:
     """Return the value among `values` below and above which the costs by leaf differ least."""
     if not values.size:
         return 0.0
@@ -104,7 +105,7 @@ def best_cut(values: Any, message_values: Any, n_left: int, n_right: int) -> flo
 
 
 @kernel
-def leaves(tree: Any, x: Any, y: Any) -> Any:
+def leaves(tree: Float64Array, x: Float64Array, y: Float64Array) -> Int64Array:
     """Return the leaf of each point."""
     result = np.zeros(x.size, np.int64)
     for i in range(x.size):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nearcast.arrays import Float64Array, Int32Array, Int64Array
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, SubscriptionColumns
 from nearcast.jit import kernel
 from nearcast.kernels.postings import STAR, two_rarest
@@ -36,22 +37,22 @@ ANYWHERE_RADIUS = np.inf
 class Postings(NamedTuple):
     """The postings of subscriptions; one that can never match has none."""
 
-    offsets: Any  # int64: ragged rows of
-    words: Any  # int32, STAR where every message will do
-    boxes: Any  # float64 (n, 4), infinite where anywhere will do
+    offsets: Int64Array  # ragged rows of
+    words: Int32Array  # STAR where every message will do
+    boxes: Float64Array  # (n, 4), infinite where anywhere will do
 
     @property
-    def slots(self) -> Any:
+    def slots(self) -> Int64Array:
         """The subscription of each posting."""
         return np.repeat(np.arange(self.offsets.size - 1), np.diff(self.offsets))
 
 
 def postings_of(
     subscriptions: SubscriptionColumns,
-    word_counts: Any,
+    word_counts: Int64Array,
     space: Space,
     *,
-    floors: Any | None = None,
+    floors: Float64Array | None = None,
     is_whole: bool = False,
 ) -> Postings:
     """Return the postings of subscriptions.

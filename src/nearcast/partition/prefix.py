@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from nearcast.arrays import Float64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.partition.keyword import KeywordPartitioner
 from nearcast.partition.postings import Postings
-from nearcast.partition.protocol import Partitioner, Placement, placement_of
+from nearcast.partition.protocol import Partitioner, Placement, in_units, placement_of
 
 
 class PrefixPartitioner(KeywordPartitioner):
@@ -21,8 +20,8 @@ class PrefixPartitioner(KeywordPartitioner):
 
     name = "prefix"
 
-    def reallocated(self, subscriptions: SubscriptionColumns, floors: Any, placement: Placement) -> Placement:
-        """Return the shards that subscriptions need now and do not have, for new floors of their scores.
+    def reallocated(self, subscriptions: SubscriptionColumns, floors: Float64Array, placement: Placement) -> Placement:
+        """Return the shards that subscriptions need now and do not have, for new floors, and what they are charged.
 
         A floor that rises needs nothing: the shards that it could leave are left when it is placed anew. A floor that
         falls makes a prefix grow, which may need shards that own the words that are new in it.
@@ -30,11 +29,14 @@ class PrefixPartitioner(KeywordPartitioner):
         postings = self._postings(subscriptions, floors)
         shards = self._shards(subscriptions, postings, None)
         self.reach.hear(postings.words, postings.boxes, shards)
-        missing = np.setdiff1d(
-            postings.slots * self.n_shards + shards, placement.slots * self.n_shards + placement.shards
-        )
-        return placement_of(missing // self.n_shards, missing % self.n_shards, subscriptions.kinds.size, self.n_shards)
+        costs = in_units(self._costs(subscriptions, postings))
+        pairs = postings.slots * self.n_shards + shards
+        is_missing = ~np.isin(pairs, placement.slots * self.n_shards + placement.shards)
+        slots, shards, costs = postings.slots[is_missing], shards[is_missing], costs[is_missing]
+        missing = placement_of(slots, shards, costs, subscriptions.kinds.size, self.n_shards)
+        self._charge(missing)
+        return missing
 
-    def _postings(self, subscriptions: SubscriptionColumns, floors: Any | None) -> Postings:
+    def _postings(self, subscriptions: SubscriptionColumns, floors: Float64Array | None) -> Postings:
         # What has one home hears all of its words there, whatever its floor is.
         return Partitioner._postings(self, subscriptions, floors if self.window_apart else None)

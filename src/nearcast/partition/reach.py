@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import BoolArray, Float64Array, Int32Array, Int64Array
 from nearcast.columns import MessageColumns
 from nearcast.jit import kernel
 from nearcast.kernels.postings import STAR
+from nearcast.partition.statistics import AnyArray
 
 # A box that meets a larger share of the cells is taken as anywhere: nothing would be gained by filling them.
 MAX_SHARE = 0.25
@@ -25,7 +27,7 @@ ANYWHERE, IN_CELLS = 0, 1
 class Reach:
     """What each shard hears; it grows with every subscription, and shrinks only when it is made anew."""
 
-    def __init__(self, borders: tuple[Any, Any], n_shards: int):
+    def __init__(self, borders: tuple[Float64Array, Float64Array], n_shards: int):
         """Start with nothing heard; `borders` are those between columns and between rows, ascending."""
         self.n_shards = n_shards
         self._borders = borders
@@ -33,7 +35,7 @@ class Reach:
         self._stars = np.zeros((2, n_shards), bool)
         self._cells = np.zeros((borders[0].size + 1, borders[1].size + 1, n_shards), bool)
 
-    def hear(self, words: Any, boxes: Any, shards: Any) -> None:
+    def hear(self, words: Int32Array, boxes: Float64Array, shards: Int64Array) -> None:
         """Have the shard beside each posting hear what hits it."""
         n_words = int(words.max(initial=-1)) + 1
         if n_words > self._words.shape[1]:
@@ -44,7 +46,7 @@ class Reach:
         most = int(MAX_SHARE * self._cells[..., 0].size)
         _hear(words, np.stack([west, south, east, north], axis=1), shards, most, self._words, self._stars, self._cells)
 
-    def shards(self, messages: MessageColumns) -> Any:
+    def shards(self, messages: MessageColumns) -> BoolArray:
         """Return which shards must hear each message, bool (n_messages, n_shards)."""
         heard = np.zeros((messages.x.size, self.n_shards), bool)
         columns, rows = self._place(0, messages.x), self._place(1, messages.y)
@@ -52,10 +54,10 @@ class Reach:
         _heard(columns, rows, offsets, ids, self._words, self._stars, self._cells, heard)
         return heard
 
-    def _place(self, axis: int, values: Any) -> Any:
+    def _place(self, axis: int, values: Float64Array) -> Int64Array:
         return np.searchsorted(self._borders[axis], values, side="right")
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, AnyArray]:
         """Return the arrays to be saved."""
         columns, rows = self._borders
         return {
@@ -67,7 +69,7 @@ class Reach:
         }
 
     @classmethod
-    def of_state(cls, arrays: Mapping[str, Any]) -> Reach:
+    def of_state(cls, arrays: Mapping[str, AnyArray]) -> Reach:
         """Return the reach whose state was saved."""
         columns, rows, words, stars, cells = (
             np.array(arrays[f"reach_{name}"]) for name in ("columns", "rows", "words", "stars", "cells")

@@ -13,10 +13,11 @@ from nearcast.partition.kop import KeywordOrientedPartitioner
 from nearcast.partition.location import LocationPartitioner
 from nearcast.partition.prefix import PrefixPartitioner
 from nearcast.partition.protocol import Partitioner
-from nearcast.partition.sop import SpaceOrientedPartitioner
+from nearcast.partition.sop import SpaceCellsPartitioner, SpaceOrientedPartitioner
+from nearcast.partition.statistics import AnyArray
 
 PartitionerName = Literal[
-    "hash", "location", "keyword", "prefix", "spatial-first", "keyword-first", "kop", "sop", "dkm"
+    "hash", "location", "keyword", "prefix", "spatial-first", "keyword-first", "kop", "sop", "sop-cells", "dkm"
 ]
 
 PARTITIONERS: dict[str, type[Partitioner]] = {
@@ -30,11 +31,21 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
         KeywordFirstPartitioner,
         KeywordOrientedPartitioner,
         SpaceOrientedPartitioner,
+        SpaceCellsPartitioner,
         DkmPartitioner,
     )
 }
 
 
-def opened(settings: Mapping[str, Any], arrays: Mapping[str, Any]) -> Partitioner:
+def checked_options(name: str, options: Mapping[str, Any] | None, n_shards: int) -> dict[str, int]:
+    """Return the options of a partitioner, by name, or raise with the one that it does not have or that is wrong.
+
+    >>> checked_options("dkm", {"gamma_1": 50}, 4)
+    {'gamma_1': 50}
+    """
+    return PARTITIONERS[name].checked_options(options, n_shards)
+
+
+def opened(settings: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> Partitioner:
     """Return the partitioner whose settings and arrays were saved."""
     return PARTITIONERS[settings["partitioner"]].of_state(settings, arrays)

@@ -10,10 +10,11 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from nearcast.arrays import BoolArray, Float64Array
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.jit import kernel
@@ -24,6 +25,10 @@ from nearcast.partition.location import places
 from nearcast.partition.postings import postings_of
 from nearcast.partition.protocol import Partitioner, Placement
 from nearcast.partition.statistics import Statistics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Points on a map; more would only hide each other.
 MAX_DRAWN = 20_000
@@ -103,7 +108,7 @@ def report(
     )
 
 
-def _row_sum(is_shipped: Any) -> float:
+def _row_sum(is_shipped: BoolArray) -> float:
     return float(is_shipped.sum() / max(1, len(is_shipped)))
 
 
@@ -139,12 +144,13 @@ class _Work:
         self.boxes = boxes[places_of_postings]
         self.shards = np.repeat(placement.shards, sizes)
 
-    def expected(self) -> Any:
+    def expected(self) -> Float64Array:
         """Return how many postings of each shard a message is expected to hit."""
         shares = self.statistics.shares(self.words, self.boxes)
-        return np.bincount(self.shards, shares, self.n_shards)
+        # Sums of shares, though the stubs of NumPy know counts only.
+        return cast(Float64Array, np.bincount(self.shards, shares, self.n_shards))
 
-    def measured(self, messages: MessageColumns, is_shipped: Any) -> Any:
+    def measured(self, messages: MessageColumns, is_shipped: BoolArray) -> Float64Array:
         """Return how many postings of each shard a message hits on average, where it is shipped."""
         order = np.argsort(self.words, kind="stable")
         offsets = np.searchsorted(self.words[order], np.arange(STAR, int(self.words.max(initial=STAR)) + 2))
@@ -189,7 +195,15 @@ def draw(
     figure.savefig(path)
 
 
-def _draw_map(figure: Any, axes: Any, x: Any, y: Any, has_place: Any, placement: Placement, told: Report) -> None:
+def _draw_map(
+    figure: Figure,
+    axes: Axes,
+    x: Float64Array,
+    y: Float64Array,
+    has_place: BoolArray,
+    placement: Placement,
+    told: Report,
+) -> None:
     entries = np.flatnonzero(has_place[placement.slots])
     if entries.size > MAX_DRAWN:
         entries = np.random.default_rng(0).choice(entries, MAX_DRAWN, replace=False)
@@ -210,7 +224,7 @@ def _draw_map(figure: Any, axes: Any, x: Any, y: Any, has_place: Any, placement:
     axes.tick_params(labelsize=7)
 
 
-def _draw_bars(axes: Any, told: Report) -> None:
+def _draw_bars(axes: Axes, told: Report) -> None:
     shards = np.arange(told.n_shards)
     axes.bar(shards - 0.2, told.expected.loads, 0.4, label="expected", color="#0072B2")
     axes.bar(shards + 0.2, told.measured.loads, 0.4, label="measured", color="#D55E00")
@@ -223,7 +237,7 @@ def _draw_bars(axes: Any, told: Report) -> None:
     axes.set_xlabel("shard", fontsize=8)
     axes.set_ylabel("postings hit by a message", fontsize=8)
     axes.tick_params(labelsize=7)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # a MaxNLocator, as axes of numbers have
     # Room for the legend above the bars.
     axes.set_ylim(0, 1.2 * max(*told.expected.loads, *told.measured.loads, 1e-12))
     axes.legend(fontsize=7, frameon=False, loc="upper left", ncols=2)

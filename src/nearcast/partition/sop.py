@@ -4,40 +4,48 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from nearcast.arrays import BoolArray, Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.jit import kernel
 from nearcast.kernels.postings import STAR
-from nearcast.model import Geographic
-from nearcast.partition.cost import boxes_around, costliest_first, expected_boxes, greedily_assigned
+from nearcast.model import Geographic, checked_count
+from nearcast.partition.cost import boxes_around, costliest_first, expected_boxes, greedily_assigned, least_loaded
 from nearcast.partition.location import places
 from nearcast.partition.postings import Postings
-from nearcast.partition.protocol import MIN_COST, Partitioner
-from nearcast.partition.statistics import Statistics
+from nearcast.partition.protocol import Partitioner, Placement, in_units
+from nearcast.partition.statistics import AnyArray, Statistics
 from nearcast.space.distance import bounds
 
-# The paper's theta: so many cells for each shard.
-CELLS_PER_SHARD = 20
+# The paper's theta, cells for each shard; fewer where a cell would have fewer than MIN_MEMBERS.
+MAX_CELLS_PER_SHARD = 20
+MIN_MEMBERS = 5
 # Points that are closer than the space cut in half so often stay together.
 MAX_DEPTH = 40
+
+# Cost, number, members, cell, depth, and the row and place that lead to it.
+_Part: TypeAlias = tuple[float, int, Int64Array, Float64Array, int, tuple[int, int] | None]
 
 
 class SpaceOrientedPartitioner(Partitioner):
     """`C(S_r) = P(R) * |S_r|`, R the box around all places where the subscriptions of a cell can be hit.
 
     The costliest cell is cut into four until there are `theta` cells for each shard, or nothing is left to cut; then
-    each cell goes to the least loaded shard. Unlike in the paper, a new subscription goes to the shard of its cell, so
-    that neighbours stay together. One that has no place goes by its registration number.
+    each cell goes to the least loaded shard. One of the first subscriptions that has no place goes by its registration
+    number. A new subscription is charged `P(R)` of the box around the places where it can be hit itself (equation 2),
+    and goes to the least loaded shard.
     """
 
     name = "sop"
+    option_names = ("theta",)
 
-    def __init__(self, statistics: Statistics, n_shards: int, *, theta: int = CELLS_PER_SHARD, **options: Any):
+    def __init__(self, statistics: Statistics, n_shards: int, *, theta: int | None = None, **options: Any):
         super().__init__(statistics, n_shards, **options)
-        self.theta = theta
+        self.theta = None if theta is None else checked_count("theta", theta)
+        """None until the fit, which chooses it by the number of subscriptions."""
         self.tree = np.zeros((0, 6))
         """Rows of the tree: x and y of the cut, and the four children, ~cell for a leaf."""
         self.shard_of_cell = np.zeros(1, np.int64)
@@ -48,31 +56,37 @@ class SpaceOrientedPartitioner(Partitioner):
         """Return what JSON can hold of a partitioner."""
         return super().settings() | {"theta": self.theta}
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, AnyArray]:
         """Return what is to be saved, the cells included."""
         cells = {"tree": self.tree, "shard_of_cell": self.shard_of_cell, "cell_costs": self.cell_costs}
         return super().arrays() | cells
 
-    def _restore(self, arrays: Mapping[str, Any]) -> None:
+    def _restore(self, arrays: Mapping[str, AnyArray]) -> None:
         self.tree, self.shard_of_cell, self.cell_costs = (
             np.array(arrays[name]) for name in ("tree", "shard_of_cell", "cell_costs")
         )
 
     def _learn(self, subscriptions: SubscriptionColumns) -> None:
+        if self.theta is None:
+            n_cells = subscriptions.kinds.size // (MIN_MEMBERS * self.n_shards)
+            self.theta = min(MAX_CELLS_PER_SHARD, max(1, n_cells))
         postings = self._postings(subscriptions, None)
         boxes = boxes_around(postings.offsets, expected_boxes(subscriptions, postings, self.statistics))
         x, y, has_place = places(subscriptions, isinstance(self.space, Geographic))
         self.tree, members = self._quartered(x, y, np.flatnonzero(has_place), boxes)
         self.cell_costs = np.array([self._share_around(boxes[rows]) for rows in members])
-        whole = self.cell_costs * [rows.size for rows in members]
-        self.shard_of_cell = greedily_assigned(whole, costliest_first(whole), self.loads.copy())
+        whole = in_units(self.cell_costs * [rows.size for rows in members])
+        self.shard_of_cell = greedily_assigned(whole, costliest_first(whole), self.charged.copy())
 
-    def _quartered(self, x: Any, y: Any, slots: Any, boxes: Any) -> tuple[Any, list[Any]]:
+    def _quartered(
+        self, x: Float64Array, y: Float64Array, slots: Int64Array, boxes: Float64Array
+    ) -> tuple[Float64Array, list[Int64Array]]:
         """Return the quadtree, and the subscriptions of each of its cells."""
+        assert self.theta is not None
         rows: list[list[float]] = []
-        # The costliest first: cost, number, members, cell, depth, and the row and place that lead to it.
-        queue: list[tuple[Any, ...]] = [(0.0, 0, slots, np.array(bounds(self.space)), 0, None)]
-        done: list[tuple[Any, ...]] = []
+        # The costliest first.
+        queue: list[_Part] = [(0.0, 0, slots, np.array(bounds(self.space)), 0, None)]
+        done: list[_Part] = []
         n_made = 1
         while queue and len(queue) + len(done) < self.theta * self.n_shards:
             part = heapq.heappop(queue)
@@ -99,29 +113,61 @@ class SpaceOrientedPartitioner(Partitioner):
                 rows[way[0]][way[1]] = ~number
         return np.array(rows, np.float64).reshape(-1, 6), [members for _, _, members, *_ in cells]
 
-    def _share_around(self, boxes: Any) -> float:
+    def _share_around(self, boxes: Float64Array) -> float:
         if not len(boxes):
             return 0.0
         around = [*boxes[:, :2].min(axis=0), *boxes[:, 2:].max(axis=0)]
-        return float(MIN_COST + self.statistics.shares([STAR], [around])[0])
+        return float(self.statistics.shares([STAR], [around])[0])
 
-    def _cells(self, subscriptions: SubscriptionColumns) -> tuple[Any, Any]:
+    def _first(self, subscriptions: SubscriptionColumns) -> Placement:
+        postings = self._postings(subscriptions, None)
+        costs = in_units(self._cell_costs(subscriptions, postings))
+        return self._placed(subscriptions, postings, costs, self._cell_shards(subscriptions, postings))
+
+    def _cells(self, subscriptions: SubscriptionColumns) -> tuple[Int64Array, BoolArray]:
         x, y, has_place = places(subscriptions, isinstance(self.space, Geographic))
         return cells_of(self.tree, x, y), has_place
 
-    def _costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Any:
+    def _cell_costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Float64Array:
+        """Return the cost of each posting, an equal part of what a subscription of its cell costs."""
         cells, has_place = self._cells(subscriptions)
-        costs = np.where(has_place, self.cell_costs[cells], 1.0) / np.maximum(1, np.diff(postings.offsets))
-        return costs[postings.slots]
+        return _by_posting(np.where(has_place, self.cell_costs[cells], 1.0), postings)
 
-    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Any) -> Any:  # noqa: ARG002
+    def _cell_shards(self, subscriptions: SubscriptionColumns, postings: Postings) -> Int64Array:
         cells, has_place = self._cells(subscriptions)
         shards = np.where(has_place, self.shard_of_cell[cells], subscriptions.orders % self.n_shards)
         return shards[postings.slots]
 
+    def _costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Float64Array:
+        boxes = boxes_around(postings.offsets, expected_boxes(subscriptions, postings, self.statistics))
+        return _by_posting(self.statistics.shares(np.full(len(boxes), STAR), boxes), postings)
+
+    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Int64Array) -> Int64Array:  # noqa: ARG002
+        return least_loaded(postings, costs, self.charged)
+
+
+class SpaceCellsPartitioner(SpaceOrientedPartitioner):
+    """SOP whose new subscriptions go to the shard of their cell, at its costs, so that neighbours stay together.
+
+    One that has no place goes by its registration number.
+    """
+
+    name = "sop-cells"
+
+    def _costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Float64Array:
+        return self._cell_costs(subscriptions, postings)
+
+    def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Int64Array) -> Int64Array:  # noqa: ARG002
+        return self._cell_shards(subscriptions, postings)
+
+
+def _by_posting(costs: Float64Array, postings: Postings) -> Float64Array:
+    """Return the costs of subscriptions in equal parts for their postings."""
+    return (costs / np.maximum(1, np.diff(postings.offsets)))[postings.slots]
+
 
 @kernel
-def cells_of(tree: Any, x: Any, y: Any) -> Any:
+def cells_of(tree: Float64Array, x: Float64Array, y: Float64Array) -> Int64Array:
     """Return the cell of each point."""
     cells = np.zeros(x.size, np.int64)
     for i in range(x.size):

@@ -7,40 +7,53 @@ cell. STAR stands for any message.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
 
+from nearcast.arrays import Float32Array, Float64Array, Int32Array, Int64Array, taken_rows
 from nearcast.columns import MessageColumns
 from nearcast.errors import StorageError
 from nearcast.jit import kernel
+from nearcast.kernels.postings import STAR
 from nearcast.model import Space
 from nearcast.space.distance import bounds
-from nearcast.storage import replaced_file
+from nearcast.storage.manifest import replaced_file
+
+# Saved arrays have dtypes of their own; whoever takes one knows which.
+AnyArray: TypeAlias = NDArray[Any]
 
 SAMPLE_SIZE = 50_000
 N_SLABS = 64
+# Of a ball that should hold less than one message of the sample: how many the square holds that it is scaled from.
+MIN_IN_SQUARE = 8
+# How many messages of the sample a word counts for that none of them has.
+UNSEEN = 0.5
 # So many points are looked at one by one.
 MAX_POINTS = 512
 # The sides of squares are on a logarithmic scale, from the smallest to the largest, which is halved so often: a side is
 # right to a thirtieth.
 SMALLEST_SQUARE = 1e-6
 N_HALVINGS = 9
+# Where a saved sample says how many messages it was drawn from, and how many are expected.
+SIZES = "nearcast.sizes"
 
 
 class Tables(NamedTuple):
     """The sample as the kernels read it; words count from STAR on."""
 
-    points: Any  # float64 (n, 2), by word, then by x
-    point_offsets: Any  # int64, a row for each word
-    grid_of_word: Any  # int64, -1 for rare words
-    sums: Any  # float32 (n_grids, n_columns + 1, n_rows + 1): messages left of a line and below another
-    lines_x: Any
-    lines_y: Any
+    points: Float64Array  # (n, 2), by word, then by x
+    point_offsets: Int64Array  # a row for each word
+    grid_of_word: Int64Array  # -1 for rare words
+    sums: Float32Array  # (n_grids, n_columns + 1, n_rows + 1): messages left of a line and below another
+    lines_x: Float64Array
+    lines_y: Float64Array
 
 
 class Statistics:
@@ -54,31 +67,83 @@ class Statistics:
     [0.67, 0.33, 0.67]
     """
 
-    def __init__(self, space: Space, x: Any, y: Any, token_offsets: Any, token_ids: Any):
+    def __init__(
+        self,
+        space: Space,
+        x: ArrayLike,
+        y: ArrayLike,
+        token_offsets: ArrayLike,
+        token_ids: ArrayLike,
+        *,
+        n_population: int | None = None,
+        n_expected: int | None = None,
+    ):
         self.space = space
         self.x, self.y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         self.token_offsets, self.token_ids = np.asarray(token_offsets, np.int64), np.asarray(token_ids, np.int32)
         self.n_messages = self.x.size
+        self.n_population = self.x.size if n_population is None else n_population
+        """How many messages the sample was drawn from."""
+        self._n_expected = n_expected
         self.word_counts = np.bincount(self.token_ids, minlength=1)
         self.tables = self._tabulated()
 
     @classmethod
-    def of(cls, messages: MessageColumns, space: Space, *, size: int = SAMPLE_SIZE) -> Statistics:
-        """Return what the most recent of some messages say."""
-        return cls(space, [], [], [0], []).followed_by(messages, size=size)
+    def of(
+        cls,
+        messages: MessageColumns,
+        space: Space,
+        *,
+        size: int = SAMPLE_SIZE,
+        seed: int = 0,
+        n_population: int | None = None,
+        n_expected: int | None = None,
+    ) -> Statistics:
+        """Return what some messages say: all of them, or `size` that are drawn at random.
 
-    def followed_by(self, messages: MessageColumns, *, size: int = SAMPLE_SIZE) -> Statistics:
-        """Return the statistics of the most recent messages, these being newer than those of the sample."""
-        x, y = np.concatenate([self.x, messages.x]), np.concatenate([self.y, messages.y])
-        start, stop = messages.token_offsets[0], messages.token_offsets[-1]
-        ids = np.concatenate([self.token_ids, messages.token_ids[start:stop]])
-        offsets = np.concatenate([self.token_offsets, messages.token_offsets[1:] - start + self.token_ids.size])
+        `n_population` is given where the messages are a sample already: from how many they were drawn. `n_expected`
+        is that of the property, where it is known.
+        """
+        sample = cls(space, [], [], [0], [], n_expected=n_expected).followed_by(messages, size=size, seed=seed)
+        if n_population is not None:
+            sample.n_population = max(n_population, messages.x.size)
+        return sample
+
+    def followed_by(self, messages: MessageColumns, *, size: int = SAMPLE_SIZE, seed: int = 0) -> Statistics:
+        """Return the statistics of the sample and newer messages: `size` of them, the newer ones first.
+
+        Of more new messages than that, `size` are drawn at random, by the seed and how many messages came before.
+        """
+        n_population = self.n_population + messages.x.size
+        rows = np.arange(messages.x.size)
+        if rows.size > size:
+            rows = np.sort(np.random.default_rng((seed, self.n_population)).choice(rows, size, replace=False))
+        token_offsets, tokens = taken_rows(messages.token_offsets, rows)
+        x, y = np.concatenate([self.x, messages.x[rows]]), np.concatenate([self.y, messages.y[rows]])
+        ids = np.concatenate([self.token_ids, messages.token_ids[tokens]])
+        offsets = np.concatenate([self.token_offsets, token_offsets[1:] + self.token_ids.size])
         first = max(0, x.size - size)
-        return type(self)(self.space, x[first:], y[first:], offsets[first:] - offsets[first], ids[offsets[first] :])
+        return type(self)(
+            self.space,
+            x[first:],
+            y[first:],
+            offsets[first:] - offsets[first],
+            ids[offsets[first] :],
+            n_population=n_population,
+            n_expected=self._n_expected,
+        )
+
+    @property
+    def n_expected(self) -> int:
+        """Among how many messages a nearest subscription finds its results: a count window, or all of the population.
+
+        Its ball holds k of these, whatever the size of the sample.
+        """
+        return max(1, self.n_population if self._n_expected is None else self._n_expected)
 
     # --- shares
 
-    def shares(self, words: Any, boxes: Any) -> Any:
+    def shares(self, words: ArrayLike, boxes: ArrayLike) -> Float64Array:
         """Return the share of messages that have each word and lie in the box beside it: `P(R, lambda)`."""
         boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
         if not self.n_messages:
@@ -87,29 +152,33 @@ class Statistics:
         _counts(self.tables, np.asarray(words, np.int64), boxes, counts)
         return counts / self.n_messages
 
-    def word_shares(self, words: Any) -> Any:
+    def word_shares(self, words: ArrayLike) -> Float64Array:
         """Return the share of messages that have each word: `P(lambda)`."""
         counts = np.concatenate([[self.n_messages], self.word_counts, [0]])
         places = np.minimum(np.asarray(words, np.int64) + 1, counts.size - 1)
         return counts[places] / max(1, self.n_messages)
 
-    def squares(self, offsets: Any, words: Any, x: Any, y: Any, ks: Any) -> Any:
-        """Return the square around each point in which k messages of the sample have one of its words.
+    def squares(
+        self, offsets: Int64Array, words: Int32Array, x: Float64Array, y: Float64Array, ks: Int32Array
+    ) -> Float64Array:
+        """Return the square around each point in which k of the expected messages should have one of its words.
 
         It stands for the ball of a nearest subscription (DkM-SKS, section 3.2). `words` are ragged rows; where there
-        are fewer than k, the square holds everything.
+        should be fewer than k, the square holds everything. Where the sample is so much smaller than the expected
+        messages that the square should hold less than one of it, a larger square is scaled down by area.
         """
         west, south, east, north = bounds(self.space)
         widest = 2 * max(east - west, north - south)
         boxes = np.empty((x.size, 4))
-        _squares(self.tables, offsets, words.astype(np.int64), x, y, ks, widest, boxes)
+        wanted = ks * (self.n_messages / self.n_expected)
+        _squares(self.tables, offsets, words.astype(np.int64), x, y, wanted, widest, boxes)
         return boxes
 
-    def borders(self) -> tuple[Any, Any]:
+    def borders(self) -> tuple[Float64Array, Float64Array]:
         """Return the borders between the columns and between the rows of the grid."""
         return self.tables.lines_x[1:-1], self.tables.lines_y[1:-1]
 
-    def ranks(self) -> Any:
+    def ranks(self) -> Int64Array:
         """Return the place of each word in order of frequency, the most frequent first."""
         order = np.argsort(-self.word_counts, kind="stable")
         ranks = np.empty_like(order)
@@ -134,7 +203,7 @@ class Statistics:
             sums[grid, 1:, 1:] = cells.cumsum(axis=0).cumsum(axis=1)
         return Tables(points, offsets, grid_of_word, sums, *lines)
 
-    def _lines(self, axis: int) -> Any:
+    def _lines(self, axis: int) -> Float64Array:
         values = (self.x, self.y)[axis]
         low, high = bounds(self.space)[axis], bounds(self.space)[axis + 2]
         if self.n_messages < N_SLABS:
@@ -144,20 +213,23 @@ class Statistics:
 
     # --- saving
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, AnyArray]:
         """Return the sample as arrays, to be saved."""
-        names = ("x", "y", "token_offsets", "token_ids")
-        return {f"sample_{name}": getattr(self, name) for name in names}
+        arrays = {f"sample_{name}": getattr(self, name) for name in ("x", "y", "token_offsets", "token_ids")}
+        return arrays | {"sample_sizes": np.array([self.n_population, self._n_expected or 0])}
 
     @classmethod
-    def of_state(cls, arrays: Mapping[str, Any], space: Space) -> Statistics:
+    def of_state(cls, arrays: Mapping[str, AnyArray], space: Space) -> Statistics:
         """Return the statistics whose state was saved."""
-        return cls(space, *(arrays[f"sample_{name}"] for name in ("x", "y", "token_offsets", "token_ids")))
+        columns = (arrays[f"sample_{name}"] for name in ("x", "y", "token_offsets", "token_ids"))
+        n_population, n_expected = (int(size) for size in arrays["sample_sizes"])
+        return cls(space, *columns, n_population=n_population, n_expected=n_expected or None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the sample to a file; its token ids are those of the vocabulary that it belongs to."""
         tokens = pa.LargeListArray.from_arrays(pa.array(self.token_offsets), pa.array(self.token_ids))
         table = pa.table({"x": self.x, "y": self.y, "token_ids": tokens})
+        table = table.replace_schema_metadata({SIZES: json.dumps([self.n_population, self._n_expected])})
         with replaced_file(path) as unfinished, pa.OSFile(str(unfinished), "wb") as file:
             with pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table)
@@ -171,8 +243,10 @@ class Statistics:
             tokens = table["token_ids"].combine_chunks()
             offsets = tokens.offsets.to_numpy()
             ids = tokens.values.to_numpy()[offsets[0] : offsets[-1]]
-            return cls(space, table["x"].to_numpy(), table["y"].to_numpy(), offsets - offsets[0], ids)
-        except (OSError, KeyError, pa.ArrowException, AttributeError) as error:
+            n_population, n_expected = json.loads(table.schema.metadata[SIZES.encode()])
+            columns = (table["x"].to_numpy(), table["y"].to_numpy(), offsets - offsets[0], ids)
+            return cls(space, *columns, n_population=n_population, n_expected=n_expected)
+        except (OSError, KeyError, TypeError, ValueError, pa.ArrowException, AttributeError) as error:
             raise StorageError(f"{path} holds no statistics: {error}") from error
 
 
@@ -229,24 +303,46 @@ def _counts(tables: Any, words: Any, boxes: Any, counts: Any) -> None:
 
 
 @kernel
-def _squares(tables: Any, offsets: Any, words: Any, x: Any, y: Any, ks: Any, widest: float, boxes: Any) -> None:
+def _squares(tables: Any, offsets: Any, words: Any, x: Any, y: Any, wanted: Any, widest: float, boxes: Any) -> None:
+    """Fill the squares that hold `wanted` messages of the sample, which need not be whole numbers."""
+    stars = np.full(1, STAR, np.int64)
+    n_messages = float(tables.point_offsets[1])
     for i in range(x.size):
-        low = widest * SMALLEST_SQUARE
-        high = widest
-        for halving in range(N_HALVINGS + 1):
-            # The widest square first: there may be too few anywhere.
-            half = high if halving == 0 else math.sqrt(low * high)
-            count = 0.0
-            for j in range(offsets[i], offsets[i + 1]):
-                count += count_in_box(tables, words[j], x[i] - half, y[i] - half, x[i] + half, y[i] + half)
-            if count >= ks[i]:
-                high = half
-            elif halving == 0:
-                high = np.inf
-                break
-            else:
-                low = half
-        boxes[i, 0] = x[i] - high
-        boxes[i, 1] = y[i] - high
-        boxes[i, 2] = x[i] + high
-        boxes[i, 3] = y[i] + high
+        some = words[offsets[i] : offsets[i + 1]]
+        n_wanted = wanted[i]
+        n_in_all = _count_around(tables, some, x[i], y[i], widest)
+        if n_in_all == 0 and n_wanted < UNSEEN:
+            # Words that the sample is too small for: taken as rare, and lying where all messages lie.
+            some = stars
+            n_wanted *= n_messages / UNSEEN
+            n_in_all = n_messages
+        half = np.inf
+        if n_in_all >= n_wanted and n_in_all > 0:
+            n_held = math.ceil(n_wanted) if n_wanted >= 1 else min(float(MIN_IN_SQUARE), n_in_all)
+            half = _half_side(tables, some, x[i], y[i], min(n_held, n_in_all), widest) * math.sqrt(n_wanted / n_held)
+        boxes[i, 0] = x[i] - half
+        boxes[i, 1] = y[i] - half
+        boxes[i, 2] = x[i] + half
+        boxes[i, 3] = y[i] + half
+
+
+@kernel
+def _half_side(tables: Any, words: Any, x: float, y: float, n_held: float, widest: float) -> float:
+    """Return half the side of the smallest square around a point that holds so many messages with one of some words."""
+    low = widest * SMALLEST_SQUARE
+    high = widest
+    for _ in range(N_HALVINGS):
+        half = math.sqrt(low * high)
+        if _count_around(tables, words, x, y, half) >= n_held:
+            high = half
+        else:
+            low = half
+    return high
+
+
+@kernel
+def _count_around(tables: Any, words: Any, x: float, y: float, half: float) -> float:
+    count = 0.0
+    for word in words:
+        count += count_in_box(tables, word, x - half, y - half, x + half, y + half)
+    return count

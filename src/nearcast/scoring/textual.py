@@ -1,10 +1,11 @@
-"""How alike are the words of a subscription and of a message?
+"""Textual similarity of a subscription and a message.
 
 s_ids, m_ids           tokens of the subscription and of the message, ascending, without repeats
 s_weights, m_weights   the weight of each: inverse document frequencies, or unit vectors for the cosine of top-k
 
-Sums run over ascending ids, from the most frequent token to the rarest, so that every score has one value to the
-last bit.
+No sum depends on the order of ids (decision 1). Weights are added in ascending order: they ascend with the ids
+(text/vocabulary.py), so a sum runs over a row as it is. So are the squares of a vector's components, which are sorted
+where a token that occurs several times is out of order. Products of unit weights are rounded so that they add exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from nearcast.jit import kernel
 from nearcast.model import SIMILARITIES
-from nearcast.text.scan import weights_of
+from nearcast.text.scan import sort_row, weights_of
 
 # A similarity is chosen by its place in this order; a kernel that took a function would be compiled in every process.
 WEIGHTED_OVERLAP, OVERLAP, WEIGHTED_JACCARD, DICE, COSINE = range(len(SIMILARITIES))
@@ -72,6 +73,13 @@ def total(weights: Any) -> float:
 
 
 @kernel
+def total_in_order(addends: Any) -> float:
+    """Return the sum of addends from the smallest to the largest; sorts them in place."""
+    sort_row(addends)
+    return total(addends)
+
+
+@kernel
 def textual_similarity(code: int, s_ids: Any, s_weights: Any, m_ids: Any, m_weights: Any) -> float:
     """Return one of the set similarities of STAMP, sections II and VI-A; 0 if no token is shared."""
     count = n_shared(s_ids, m_ids)
@@ -102,10 +110,10 @@ def set_similarity(code: int, count: int, n_tokens: int, n_m_tokens: int, shared
 
 @kernel
 def text_upper_bound(code: int, weight: float, whole: float, count: int, n_tokens: int) -> float:
-    """Return how similar a message can be that shares at most `count` tokens, of this weight together.
+    """Return an upper bound of the similarity of a message that shares at most `count` tokens of this total weight.
 
-    `whole` and `n_tokens` are the weight and number of all tokens of the subscription. What a message has beside the
-    shared tokens only lowers the similarity.
+    `whole` and `n_tokens` are the weight and number of all tokens of the subscription. Other tokens of a message only
+    lower the similarity.
     """
     if code == OVERLAP:
         return count / n_tokens
@@ -114,6 +122,16 @@ def text_upper_bound(code: int, weight: float, whole: float, count: int, n_token
     if code == COSINE:
         return math.sqrt(count / n_tokens)
     return weight / whole
+
+
+@kernel
+def addable(product: float) -> float:
+    """Return a product of two unit weights, rounded to a multiple of 2**-52.
+
+    The products of two unit vectors sum up to 1 at most, and below 2 float64 holds every sum of such multiples: nothing
+    is rounded when they are added, in whatever order.
+    """
+    return (1.0 + product) - 1.0
 
 
 @kernel
@@ -128,7 +146,7 @@ def cosine_of_unit_vectors(s_ids: Any, s_weights: Any, m_ids: Any, m_weights: An
         elif s_ids[i] > m_ids[j]:
             j += 1
         else:
-            result += s_weights[i] * m_weights[j]
+            result += addable(s_weights[i] * m_weights[j])
             i += 1
             j += 1
     return result
@@ -146,11 +164,19 @@ def unit_vectors(token_offsets: Any, token_weights: Any, token_counts: Any) -> A
     """Return `count * weight` of every token, each row scaled to unit length."""
     result = np.empty(token_weights.size, np.float64)
     for row in range(token_offsets.size - 1):
+        start = token_offsets[row]
+        stop = token_offsets[row + 1]
         square = 0.0
-        for i in range(token_offsets[row], token_offsets[row + 1]):
+        last = 0.0
+        is_ascending = True
+        for i in range(start, stop):
             result[i] = token_counts[i] * token_weights[i]
             square += result[i] * result[i]
+            is_ascending &= result[i] >= last
+            last = result[i]
+        if not is_ascending:
+            square = total_in_order(result[start:stop] * result[start:stop])
         length = math.sqrt(square)
-        for i in range(token_offsets[row], token_offsets[row + 1]):
+        for i in range(start, stop):
             result[i] = result[i] / length
     return result

@@ -1,4 +1,4 @@
-"""Boxes that surely hold a region, for an index to test first.
+"""Boxes that cover a region, for an index to test first.
 
 A cover is one box, or two where the region meets the antimeridian. Every point that passes the exact test of
 `space/regions.py`, as computed, lies in a box of the cover.
@@ -7,28 +7,33 @@ A cover is one box, or two where the region meets the antimeridian. Every point 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import Float64Array, Int8Array, Int64Array
 from nearcast.jit import kernel
 from nearcast.model import EARTH_RADIUS, HALF_CIRCUMFERENCE
 from nearcast.space.regions import ANYWHERE, CIRCLE
 
-# The haversine loses its precision towards the antipode; circles that come close are taken as the whole world.
+# The haversine loses its precision towards the antipode; circles that nearly reach it are covered by the whole world.
 LARGEST_COVERED_RADIUS = 0.9 * HALF_CIRCUMFERENCE
 # Metres; the computed distance of points that are not nearly antipodal is right to far less than this.
 ROUNDING_MARGIN = 1e-6
 TINY = 1e-150
 RELATIVE_MARGIN = 2e-15
-# Degrees; where a circle nearly holds a pole the arcsine is right to half of the digits only.
+# Degrees; where a circle nearly contains a pole the arcsine is right to half of the digits only.
 REACH_MARGIN = 1e-6
 # Degrees; boxes of one cover that are so far apart stay so when an index rounds them to its grid.
 MIN_GAP = 0.1
 
 
-def cover(is_geographic: bool, shape: int, numbers: Any) -> Any:
-    """Return the boxes around a region, float64 (1 or 2, 4): min_x, min_y, max_x, max_y."""
+def cover(is_geographic: bool, shape: int, numbers: Any) -> Float64Array:
+    """Return the boxes around a region, float64 (1 or 2, 4): min_x, min_y, max_x, max_y.
+
+    `numbers` are an array or a tuple; those of ANYWHERE are not read, and may be None.
+    """
     if shape == ANYWHERE:
         return np.array([(-np.inf, -np.inf, np.inf, np.inf)])
     if not is_geographic:
@@ -41,11 +46,11 @@ def cover(is_geographic: bool, shape: int, numbers: Any) -> Any:
     return _disjoint(np.array([(west, min_y, east, max_y) for west, east in _spans(min_x, max_x)]))
 
 
-def _planar_box(shape: int, numbers: Any) -> tuple[float, ...]:
+def _planar_box(shape: int, numbers: Sequence[float] | Float64Array) -> tuple[float, ...]:
     return tuple(circle_box(False, *numbers[:3]) if shape == CIRCLE else numbers)
 
 
-def _circle_cover(x: float, y: float, radius: float) -> Any:
+def _circle_cover(x: float, y: float, radius: float) -> Float64Array:
     west, south, east, north = circle_box(True, x, y, radius)
     if east - west >= 360:
         return np.array([(-180, south, 180, north)])
@@ -54,7 +59,7 @@ def _circle_cover(x: float, y: float, radius: float) -> Any:
 
 
 @kernel
-def circle_box(is_geographic: bool, x: float, y: float, radius: float) -> Any:
+def circle_box(is_geographic: bool, x: float, y: float, radius: float) -> tuple[float, float, float, float]:
     """Return the box around a circle; one that meets the antimeridian reaches beyond it, below -180 or above 180."""
     if not is_geographic:
         # A computed distance may be below the true one by a few units in the last place, of the radius or of the
@@ -73,7 +78,7 @@ def circle_box(is_geographic: bool, x: float, y: float, radius: float) -> Any:
 
 
 def _spans(west: float, east: float) -> list[tuple[float, float]]:
-    """Return the spans of longitude from west to east; a span that touches the antimeridian goes on behind it."""
+    """Return the spans of longitude from west to east; one at the antimeridian continues across it."""
     if west == -180 and east == 180:
         return [(west, east)]
     if east == 180:
@@ -83,15 +88,15 @@ def _spans(west: float, east: float) -> list[tuple[float, float]]:
     return [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
 
 
-def _disjoint(boxes: Any) -> Any:
-    """Return two boxes on both sides of the antimeridian as one if they come close to each other behind it."""
+def _disjoint(boxes: Float64Array) -> Float64Array:
+    """Return the boxes on both sides of the antimeridian as one if they nearly meet across it."""
     if len(boxes) == 2 and boxes[0, 0] - boxes[1, 2] < MIN_GAP:
         boxes = boxes[:1].copy()
         boxes[0, 0] = -180
     return boxes
 
 
-def single_boxes(is_geographic: bool, shapes: Any, numbers: Any) -> Any:
+def single_boxes(is_geographic: bool, shapes: Int8Array | Int64Array, numbers: Float64Array) -> Float64Array:
     """Return one box around each of many regions, float64 (n, 4).
 
     Wider than a cover: what meets the antimeridian or a pole reaches around the globe.
@@ -109,7 +114,9 @@ def single_boxes(is_geographic: bool, shapes: Any, numbers: Any) -> Any:
     return boxes
 
 
-def _circle_sides(is_geographic: bool, x: Any, y: Any, radius: Any) -> tuple[Any, ...]:
+def _circle_sides(
+    is_geographic: bool, x: Float64Array, y: Float64Array, radius: Float64Array
+) -> tuple[Float64Array, ...]:
     if not is_geographic:
         reach = radius + 4 * (np.spacing(radius) + np.spacing(np.maximum(np.maximum(abs(x), abs(y)), radius))) + TINY
         return x - reach, y - reach, x + reach, y + reach

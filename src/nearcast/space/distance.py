@@ -1,4 +1,4 @@
-"""How far apart are two points, and is a point in the space at all?
+"""Distances of points, and whether a point is in the space.
 
 Only functions of `math` are used, in one order, so that compiled and plain runs agree to the last bit.
 """
@@ -6,10 +6,11 @@ Only functions of `math` are used, in one order, so that compiled and plain runs
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import overload
 
 import numpy as np
 
+from nearcast.arrays import BoolArray, Float64Array
 from nearcast.errors import NearcastError
 from nearcast.jit import kernel
 from nearcast.model import EARTH_RADIUS, Geographic, Space
@@ -49,7 +50,15 @@ def bounds(space: Space) -> tuple[float, float, float, float]:
     return space.min_x, space.min_y, space.max_x, space.max_y
 
 
-def is_in_space(space: Space, x: Any, y: Any) -> Any:
+@overload
+def is_in_space(space: Space, x: float, y: float) -> bool: ...
+
+
+@overload
+def is_in_space(space: Space, x: Float64Array, y: Float64Array) -> BoolArray: ...
+
+
+def is_in_space(space: Space, x: float | Float64Array, y: float | Float64Array) -> bool | BoolArray:
     """Whether each point lies in the space; NaN and infinite coordinates never do."""
     min_x, min_y, max_x, max_y = bounds(space)
     return (x >= min_x) & (x <= max_x) & (y >= min_y) & (y <= max_y)

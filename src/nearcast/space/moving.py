@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from nearcast.arrays import Float64Array, Int8Array
 from nearcast.space.regions import BOX
 
 
-def recentred(is_geographic: bool, shapes: Any, numbers: Any, x: Any, y: Any) -> Any:
+def recentred(
+    is_geographic: bool, shapes: Int8Array, numbers: Float64Array, x: Float64Array, y: Float64Array
+) -> Float64Array:
     """Return the numbers of boxes and circles moved to the centres (x, y), float64 (n, 4).
 
     On the globe width and height are in degrees. A box may cross the antimeridian; one that would reach beyond a pole

@@ -1,4 +1,4 @@
-"""Is a point in a region? Borders belong.
+"""Region codes, and whether a point is in a region; borders are inside.
 
 A region is a shape code and four numbers:
     ANYWHERE   unused
@@ -11,11 +11,13 @@ In geographic space longitude 180 is longitude -180, and at a pole every longitu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import shapely
+from numpy.typing import NDArray
 
+from nearcast.arrays import BoolArray, Float64Array
 from nearcast.errors import NearcastError
 from nearcast.jit import kernel
 from nearcast.model import Anywhere, Box, Circle, Geographic, Region, Space
@@ -25,7 +27,7 @@ ANYWHERE, BOX, CIRCLE, POLYGON = 0, 1, 2, 3
 
 
 def shape_and_numbers(space: Space, region: Region) -> tuple[int, tuple[float, float, float, float]]:
-    """Return a region as a shape code and four numbers; raise if it makes no sense in the space."""
+    """Return a region as a shape code and four numbers; raise if it is invalid in the space."""
     is_geographic = isinstance(space, Geographic)
     if isinstance(region, Anywhere):
         return ANYWHERE, (0.0, 0.0, 0.0, 0.0)
@@ -96,7 +98,20 @@ def might_be_in_region(is_geographic: bool, shape: int, numbers: Any, x: float, 
     return is_in_box(is_geographic, numbers, x, y)
 
 
-def is_in_polygon(space: Space, polygons: Any, x: Any, y: Any) -> Any:
+@overload
+def is_in_polygon(space: Space, polygons: shapely.Geometry, x: float, y: float) -> np.bool_: ...
+
+
+@overload
+def is_in_polygon(space: Space, polygons: NDArray[np.object_], x: Float64Array, y: Float64Array) -> BoolArray: ...
+
+
+def is_in_polygon(
+    space: Space,
+    polygons: shapely.Geometry | NDArray[np.object_],
+    x: float | Float64Array,
+    y: float | Float64Array,
+) -> np.bool_ | BoolArray:
     """Whether each point lies in the polygon beside it."""
     is_inside = shapely.intersects_xy(polygons, x, y)
     if isinstance(space, Geographic):
@@ -106,11 +121,3 @@ def is_in_polygon(space: Space, polygons: Any, x: Any, y: Any) -> Any:
         is_inside |= (y == 90) & (top_and_bottom[..., 3] >= 90)
         is_inside |= (y == -90) & (top_and_bottom[..., 1] <= -90)
     return is_inside
-
-
-def is_in_region(space: Space, region: Region, x: float, y: float) -> bool:
-    """Whether one point lies in one region, exactly."""
-    shape, numbers = shape_and_numbers(space, region)
-    if not might_be_in_region(isinstance(space, Geographic), shape, np.array(numbers), x, y):
-        return False
-    return shape != POLYGON or bool(is_in_polygon(space, region.geometry, x, y))  # type: ignore[union-attr]

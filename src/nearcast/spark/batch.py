@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
@@ -12,23 +12,24 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from nearcast.broker import ON_ERROR, Broker, OnError
-from nearcast.errors import NearcastError, RejectedRowsError, Rejection, StorageError
+from nearcast.engine.broker import Broker
+from nearcast.errors import ON_ERROR, NearcastError, OnError, RejectedRowsError, Rejection, StorageError
 from nearcast.model import Delivery, Space, Window, checked_choice
 from nearcast.partition.registry import PartitionerName
+from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.build import Planned, check_place, plan, write_rejected
-from nearcast.spark.remote import Place
+from nearcast.spark.folder import FIRST, Folder
 from nearcast.spark.replicas import KEEPING, Replicas
 from nearcast.spark.router import Router
 from nearcast.spark.schemas import delivery_schema, id_type
 from nearcast.spark.shards import freeze_once
-from nearcast.spark.state import FIRST, Folder
-from nearcast.spark.trees import Tree
+from nearcast.storage.object_store import Place
+from nearcast.storage.tree import Tree
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 
 Results = Literal["final", "changes"]
-# Deliveries that are handed to Spark at once; it reads larger batches more slowly.
+# Deliveries in one Arrow batch for Spark; it reads larger batches more slowly.
 MAX_DELIVERED = 100_000
 ARROW_TYPES = {
     T.StringType: pa.string(),
@@ -67,42 +68,50 @@ def match(
     window: Window | None = None,
     shards: int = 2,
     partitioner: PartitionerName = "hash",
+    partitioner_options: Mapping[str, int] | None = None,
     sample: DataFrame | None = None,
+    sample_size: int = SAMPLE_SIZE,
+    sample_seed: int = 0,
     folder: Place | None = None,
     on_error: OnError = "raise",
     rejected: Place | None = None,
 ) -> DataFrame:
-    """Return a DataFrame of deliveries: which message reaches which subscription.
+    """Return a DataFrame of deliveries: the pairs of messages and matching subscriptions.
 
     Parameters
     ----------
     messages, subscriptions : DataFrame
-        With the columns that `Broker.publish_batch` and `Broker.subscribe` take. The subscriptions may also be what
-        `plan` returned, which has the settings of `space` to `folder` then.
+        With the columns that `Broker.publish_batch` and `Broker.subscribe` take. The subscriptions may also be the
+        result of `plan`, which then provides the settings of `space` to `folder`.
     results : {"final", "changes"}, default "final"
-        What top-k and nearest subscriptions give: what stands after all messages, or all that came and went. Changes
-        are those between batches of `batch_size` messages, as a stream of such batches would deliver them, and a column
-        `batch` says in which; boolean and similarity subscriptions have it then too. Messages are taken in order of
-        `ts` or, if they have none, of the DataFrame.
+        Output of top-k and nearest subscriptions: the results after all messages, or all changes. Changes are those
+        between batches of `batch_size` messages, as a stream of such batches would deliver them, in a column `batch`;
+        boolean and similarity subscriptions have it then too. Messages are processed in order of `ts` or, if they have
+        none, of the DataFrame.
     space, vocabulary, window
         As for a Broker.
     shards : int, default 2
-        Among how many brokers subscriptions are divided, each built by a task.
+        Number of brokers, each with a part of the subscriptions and built by a task.
     partitioner : {"hash", "location", ...}, default "hash"
-        How they are divided. By a hash, boolean and similarity subscriptions are not: one index serves every task.
+        How subscriptions are assigned to shards. With "hash", boolean and similarity subscriptions are not partitioned:
+        one index serves every task.
+    partitioner_options : mapping, optional
+        Settings of the partitioner, as `{"gamma_1": 50}`; as for `stream`.
     sample : DataFrame, optional
-        Messages that the division is fitted to; the first of `messages` if it is left out.
+        Messages that the partitioner is fitted to; `messages` by default.
+    sample_size, sample_seed : int, default 50,000 and 0
+        How many of them are drawn at random; the same seed draws the same.
     folder : path, URI or `pyarrow.fs.SubTreeFileSystem`, optional
         Where the indexes are written, one for all tasks of a machine; every worker must be able to reach it, among its
-        files or through pyarrow, as s3://bucket/plans; then each machine has a copy. A temporary folder if it is left
-        out, which serves on one machine and is removed when the driver ends.
+        files or through pyarrow, as s3://bucket/plans; then each machine caches a copy. By default a temporary folder,
+        which works on one machine and is removed when the driver ends.
     on_error : {"raise", "skip"}, default "raise"
-        Whether a bad row fails the job, with its id and the reason, or is put aside.
+        Whether a bad row fails the job, with its id and the reason, or is written to `rejected`.
     rejected : path, URI or `pyarrow.fs.SubTreeFileSystem`, needed for on_error="skip"
-        A folder for the rows that are put aside, as Parquet files with `id` and `reason`: subscriptions when `match` is
-        called, messages when the deliveries are computed. It must be where every worker can write.
+        A folder for the rejected rows, as Parquet files with `id` and `reason`: subscriptions when `match` is
+        called, messages when the deliveries are computed. Every worker must be able to write to it.
 
-    Boolean and similarity subscriptions are matched wherever the messages lie, without moving them.
+    Boolean and similarity subscriptions are matched in the tasks that read the messages, without a shuffle.
     """
     checked_choice("results", results, ("final", "changes"))
     checked_choice("on_error", on_error, ON_ERROR)
@@ -119,6 +128,9 @@ def match(
             window=window,
             shards=shards,
             partitioner=partitioner,
+            partitioner_options=partitioner_options,
+            sample_size=sample_size,
+            sample_seed=sample_seed,
             sample=messages if sample is None else sample,
             folder=folder,
             on_error=on_error,
@@ -132,14 +144,14 @@ def match(
     if planned.stateless:
         parts.append(messages.mapInArrow(partial(_matched, planned.stateless, task), task.schema))
     if planned.keeping:
-        # One of them tells of bad messages.
+        # Only one of the two reports rejected messages.
         task = task._replace(rejected=None if parts else rejected)
         parts.append(_in_order(messages, [planned.keeping], None, task))
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
 class _Task(NamedTuple):
-    """What every task must know."""
+    """The settings of every task."""
 
     schema: T.StructType
     on_error: OnError
@@ -150,7 +162,7 @@ class _Task(NamedTuple):
 
 
 def _matched(folder: Folder, task: _Task, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Match messages where they are, with the shards that must hear them."""
+    """Match messages in their own task, with the shards that must receive them."""
     shards = _opened(folder.tree)
     freeze_once()
     bad: list[Rejection] = []
@@ -169,7 +181,7 @@ class _Shards:
         self.router = _opened_router(folder)
 
     def published(self, messages: pa.Table, on_error: OnError) -> tuple[pa.Table, list[Rejection]]:
-        """Return what messages reach, and the bad ones."""
+        """Return the deliveries of messages, and the rejected messages."""
         rejections: list[Rejection] = []
         hears = None
         if self.router is not None:
@@ -188,7 +200,7 @@ class _Shards:
 
 
 def _in_order(messages: DataFrame, folders: Sequence[Folder | None], batch_size: int | None, task: _Task) -> DataFrame:
-    """Let every shard hear the messages in order; return its changes by batches, or what stands in the end."""
+    """Publish the messages to every shard in order; return its changes by batches, or its final results."""
     shards = [(folder, number) for folder in folders if folder is not None for number in range(folder.plan().shards)]
     order = ["ts", "row"] if "ts" in messages.columns else ["row"]
     numbered = messages.withColumn("row", F.monotonically_increasing_id())
@@ -200,7 +212,7 @@ def _in_order(messages: DataFrame, folders: Sequence[Folder | None], batch_size:
 def _followed(
     shards: Sequence[tuple[Folder, int]], batch_size: int | None, task: _Task, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Take in the messages of a shard."""
+    """Publish messages to a shard."""
     shard: tuple[Broker, Replicas, Router | None] | None = None
     bad: list[Rejection] = []
     for batch, piece in enumerate(_in_batches(rows, batch_size)):
@@ -230,7 +242,7 @@ def _followed(
 
 
 def _in_batches(rows: Iterator[pa.RecordBatch], size: int | None) -> Iterator[pa.Table]:
-    """Yield rows in tables of a size, the last one smaller; as they come if there is no size."""
+    """Yield rows in tables of a size, the last one smaller; unchanged if there is no size."""
     waiting: list[pa.RecordBatch] = []
     n_waiting = 0
     for piece in rows:
@@ -256,7 +268,7 @@ def _published(broker: Broker, messages: pa.Table, on_error: OnError) -> tuple[p
 
 
 def _standing(broker: Broker, replicas: Replicas, schema: T.StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the results of a shard as they are now."""
+    """Yield the current results of a shard."""
     rows = [entry for kind in KEEPING for key in broker.ids(kind) for entry in broker.results(key)]
     if rows:
         columns = [list(column) for column in zip(*rows, strict=True)]
@@ -281,11 +293,11 @@ def _opened_router(folder: Folder) -> Router | None:
     return None if state is None else Router.of_state(state, folder.plan())
 
 
-# --- rows put aside
+# --- rejected rows
 
 
 def _tell_rejected(task: _Task, rejections: list[Rejection]) -> None:
-    """Write the bad messages of a task; a task that is repeated writes the same file."""
+    """Write the rejected messages of a task; a repeated task replaces the same file."""
     context = TaskContext.get()
     if rejections and task.rejected is not None and context is not None:
         write_rejected(task.rejected, f"messages-{context.partitionId():05d}", rejections)

@@ -1,11 +1,11 @@
-"""Subscriptions of a DataFrame, divided among shards; each shard is built and saved by a task."""
+"""Partition the subscriptions of a DataFrame into shards; a task builds and saves each shard."""
 
 from __future__ import annotations
 
 import atexit
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,25 +17,25 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from nearcast.broker import ON_ERROR, OnError
-from nearcast.errors import NearcastError, RejectedRowsError, Rejection
-from nearcast.model import Geographic, Space, Window, checked_choice
-from nearcast.partition.registry import PARTITIONERS, PartitionerName
+from nearcast.errors import ON_ERROR, NearcastError, OnError, RejectedRowsError, Rejection
+from nearcast.model import Geographic, Space, Window, checked_choice, checked_count
+from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_options
 from nearcast.partition.statistics import SAMPLE_SIZE
-from nearcast.spark.remote import Place, tree_at
+from nearcast.spark.folder import BY_HASH, FIRST, Folder, Plan
 from nearcast.spark.replicas import KEEPING, Replicas
 from nearcast.spark.router import Router
+from nearcast.spark.sampling import drawn
 from nearcast.spark.schemas import id_type
 from nearcast.spark.shards import rejected_table
-from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
-from nearcast.spark.trees import LocalTree
+from nearcast.storage.local_folder import LocalTree
+from nearcast.storage.object_store import Place, tree_at
 from nearcast.text.vocabulary import Vocabulary
 
 REPORT = "shard long, subscriptions long, id string, reason string"
 
 
 class Planned(NamedTuple):
-    """Subscriptions that are divided, and the indexes that tasks have built of them."""
+    """A reusable plan: partitioned subscriptions and the indexes that tasks have built of them."""
 
     path: Path | str  # where they are; as messages name it, unless it is among the files of this machine
     subscription_id: str
@@ -51,14 +51,18 @@ def plan(
     window: Window | None = None,
     shards: int = 2,
     partitioner: PartitionerName = "hash",
+    partitioner_options: Mapping[str, int] | None = None,
     sample: DataFrame | None = None,
+    sample_size: int = SAMPLE_SIZE,
+    sample_seed: int = 0,
     folder: Place | None = None,
     on_error: OnError = "raise",
     rejected: Place | None = None,
 ) -> Planned:
-    """Divide subscriptions among shards, and let a task for each build its index; return where they are, for `match`.
+    """Partition subscriptions into shards, and build the index of each in a task; return the plan, for `match`.
 
-    The subscriptions stay with the tasks. See `match` for the parameters; `rejected` are those of subscriptions here.
+    The subscriptions are not collected to the driver. See `match` for the parameters; `rejected` are those of
+    subscriptions here.
 
     Examples
     --------
@@ -68,6 +72,8 @@ def plan(
     checked_choice("partitioner", partitioner, list(PARTITIONERS))
     if shards < 1:
         raise NearcastError(f"shards is {shards}; it must be at least 1")
+    options = checked_options(partitioner, partitioner_options, shards)
+    checked_count("sample_size", sample_size)
     check_place(on_error, rejected)
     target = tree_at("folder", folder or tempfile.gettempdir()).child(f"nearcast-{uuid.uuid4().hex}")
     if folder is None:
@@ -75,7 +81,7 @@ def plan(
     space = Geographic() if space is None else space
     vocabulary = Vocabulary() if vocabulary is None else vocabulary
     needs_sample = sample is not None and partitioner != BY_HASH
-    seen = sample.limit(SAMPLE_SIZE).toArrow() if sample is not None and needs_sample else None
+    seen = drawn(sample, sample_size, sample_seed) if sample is not None and needs_sample else None
     is_keeping = (
         F.coalesce(F.col("kind").isin(list(KEEPING)), F.lit(False)) if "kind" in subscriptions.columns else F.lit(False)
     )
@@ -87,12 +93,15 @@ def plan(
             ("stateless", subscriptions.where(~is_keeping)),
             ("keeping", subscriptions.where(is_keeping)),
         ):
-            # By a hash every message would go to all shards: then one index for all tasks of a machine is best.
+            # With a hash every message would go to all shards: then one index for all tasks of a machine is best.
             n_shards = 1 if name == "stateless" and partitioner == BY_HASH else shards
-            # What keeps no results needs no window, and a message need not go to every shard.
+            # These kinds store no results and need no window, so a message need not go to every shard.
             of_kind = window if name == "keeping" else None
             made = Folder(target.child(name))
-            made.create(Plan(space, of_kind, n_shards, 1, kind_of_id, partitioner=partitioner), vocabulary, seen)
+            divided = Plan(
+                space, of_kind, n_shards, 1, kind_of_id, partitioner=partitioner, partitioner_options=options
+            )
+            made.create(divided, vocabulary, seen)
             n_subscriptions, rejections = _built(made, rows)
             bad += rejections
             if n_subscriptions:
@@ -114,7 +123,7 @@ def plan(
 
 
 def _built(folder: Folder, subscriptions: DataFrame) -> tuple[int, list[Rejection]]:
-    """Let tasks build the shards of a folder; return how many subscriptions they have, and the bad rows."""
+    """Build the shards of a folder in tasks; return the number of subscriptions, and the rejected rows."""
     divided = folder.plan()
     rows = subscriptions.withColumn("row", F.monotonically_increasing_id())
     if divided.partitioner == BY_HASH:
@@ -133,7 +142,7 @@ def _built(folder: Folder, subscriptions: DataFrame) -> tuple[int, list[Rejectio
 
 
 def _save_empty_shards(folder: Folder) -> None:
-    """Save the shards that got no rows: where there are none, there is no task to do it."""
+    """Save the shards without rows, since these have no task."""
     n_shards = folder.plan().shards
     for number in range(n_shards):
         if not folder.has_shard(number, FIRST):
@@ -141,7 +150,7 @@ def _save_empty_shards(folder: Folder) -> None:
 
 
 def _divided(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Let a router look at all subscriptions and yield each for every shard that takes it in."""
+    """Route all subscriptions; yield each once for every shard that stores it."""
     table = _whole(rows)
     if table is None:
         return
@@ -150,7 +159,7 @@ def _divided(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
     good, routes, bad = router.begin(table.drop_columns("row"), folder.sample())
     folder.save_router(FIRST, router.state())
     places, shards = np.nonzero(routes.holds)
-    # Bad ones are told by those who build.
+    # The tasks that build report the rejected rows.
     taken = np.concatenate([good[places], np.array([rejection.row for rejection in bad], np.int64)])
     shards = np.concatenate([shards, np.zeros(len(bad), np.int64)])
     holds = [row.tobytes() for row in routes.holds[places]] + [bytes(divided.shards)] * len(bad)
@@ -188,11 +197,11 @@ def _whole(rows: Iterator[pa.RecordBatch]) -> pa.Table | None:
     return pa.Table.from_batches(pieces).sort_by("row") if pieces else None
 
 
-# --- rows put aside
+# --- rejected rows
 
 
 def check_place(on_error: OnError, rejected: Place | None) -> None:
-    """Raise unless there is a place for rows that are put aside, if they are."""
+    """Raise if rows are to be skipped and there is no folder for the rejected ones."""
     if on_error == "skip" and rejected is None:
         raise NearcastError("on_error is 'skip'; rejected must name a folder for the rows that are put aside")
     if rejected is not None:
@@ -200,6 +209,6 @@ def check_place(on_error: OnError, rejected: Place | None) -> None:
 
 
 def write_rejected(place: Place, name: str, rejections: list[Rejection]) -> None:
-    """Write bad rows to a file of a folder, in place of what it held."""
+    """Write rejected rows to a file of a folder, replacing its content."""
     with tree_at("rejected", place).replaced(f"{name}.parquet") as unfinished:
         pq.write_table(rejected_table(rejections).select(["id", "reason"]), unfinished)

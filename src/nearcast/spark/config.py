@@ -1,6 +1,6 @@
 """A pipeline in one TOML file: read, checked, and turned into the arguments of `stream`.
 
-Errors name the line. What a table may hold is in TABLES; docs/pipeline.md explains it.
+Errors name the line. The keys of each table are in TABLES; docs/pipeline.md explains them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nearcast.broker import Broker
+from nearcast.engine.broker import Broker
 from nearcast.errors import NearcastError
 from nearcast.model import CountWindow, Fence, Geographic, Planar, Space, TimeWindow, Window, checked_choice
-from nearcast.partition.registry import PARTITIONERS, PartitionerName
-from nearcast.spark.remote import tree_at
-from nearcast.spark.state import BY_HASH
-from nearcast.spark.trees import LocalTree
+from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_options
+from nearcast.spark.folder import BY_HASH, EVENT, ClockName, checked_clock
+from nearcast.storage.local_folder import LocalTree
+from nearcast.storage.object_store import tree_at
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary
 
@@ -35,7 +35,7 @@ SOURCE: Fields = {
     "rows_per_batch": int,
 }
 SINK: Fields = {"format": str, "path": str, "servers": str, "topic": str}
-# What a Kafka client is told as it stands: passwords, protocols, sizes.
+# Passed unchanged to the Kafka client: passwords, protocols, sizes.
 KAFKA_PREFIX = "kafka."
 OF_FILES = ("path", "files_per_batch")
 OF_KAFKA = ("servers", "topic", "starting_offsets", "rows_per_batch")
@@ -50,7 +50,8 @@ TABLES: dict[str, Fields] = {
     },
     "messages": SOURCE,
     "subscriptions": {"format": str, "path": str},
-    "sample": {"format": str, "path": str},
+    "partitioner": {name: int for kind in PARTITIONERS.values() for name in kind.option_names},
+    "sample": {"format": str, "path": str, "size": int, "seed": int},
     "changes": SOURCE,
     "space": {
         "kind": str,
@@ -58,6 +59,7 @@ TABLES: dict[str, Fields] = {
     },
     "window": {"count": int, "seconds": (int, float)},
     "active": {"lifetime": (int, float)},
+    "clock": {"kind": str, "delay": (int, float)},
     "fence": dict.fromkeys(("dwell", "hysteresis", "accuracy"), (int, float)),
     "text": {"vocabulary": str, "stop_words": str, "stem": str},
     "sinks": SINK,
@@ -67,12 +69,12 @@ NAMES: dict[Any, str] = {str: "text", int: "a whole number", (int, float): "a nu
 
 
 class ConfigError(NearcastError):
-    """A pipeline file that cannot be used."""
+    """Raised for a pipeline file that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What a pipeline file says; paths are relative to the file."""
+    """The settings of a pipeline file; paths are relative to the file."""
 
     state: Path | str  # a URI if it is not among the files
     messages: Mapping[str, Any]
@@ -83,9 +85,12 @@ class Pipeline:
     vocabulary: Vocabulary
     lifetime: float | None = None
     fence: Fence | None = None
+    clock: ClockName = EVENT
+    delay: float = 0.0
     sample: Mapping[str, Any] | None = None
     shards: int = 2
     partitioner: PartitionerName = "hash"
+    partitioner_options: Mapping[str, int] = field(default_factory=dict)
     snapshot_every: int = 20
     checkpoint: str | None = None
     trigger: Mapping[str, Any] = field(default_factory=dict)
@@ -132,6 +137,7 @@ class _Reader:
         sinks = tuple(self.checked("sinks", sink, needed=("format",)) for sink in self.list_of_tables("sinks"))
         for sink in sinks:
             self.check_place("sinks", sink, (*FILE_FORMATS, "console", "kafka"))
+        clock, delay = self.clock()
         return Pipeline(
             state=self.state(main["state"]),
             messages=self.source("messages") or self.missing("messages"),
@@ -141,10 +147,13 @@ class _Reader:
             window=self.window(),
             lifetime=self.lifetime(),
             fence=self.fence(),
+            clock=clock,
+            delay=delay,
             vocabulary=self.vocabulary(),
             sample=self.source("sample"),
             shards=self.at_least_one("pipeline", main, "shards", 2),
             partitioner=self.partitioner(main),
+            partitioner_options=self.partitioner_options(main),
             snapshot_every=self.at_least_one("pipeline", main, "snapshot_every", 20),
             checkpoint=self.checkpoint(main),
             trigger=self.trigger(main),
@@ -197,7 +206,7 @@ class _Reader:
         values = self.table(name, needed=("format",))
         formats = FILE_FORMATS if name in ("subscriptions", "sample") else (*FILE_FORMATS, "kafka")
         self.check_place(name, values, formats)
-        for key in ("files_per_batch", "rows_per_batch"):
+        for key in ("files_per_batch", "rows_per_batch", "size"):
             if key in values:
                 self.at_least_one(name, values, key, 1)
         return values
@@ -220,11 +229,11 @@ class _Reader:
             values["path"] = self.place(values["path"])
 
     def place(self, path: str) -> str:
-        """Return where a path leads, as Spark is told: to a file beside the pipeline file, or to another system."""
+        """Return a path as Spark's location: a file relative to the pipeline file, or a URI of another file system."""
         return path if "://" in path else f"file://{(self.path.parent / path).absolute()}"
 
     def check_offsets(self, name: str, value: str) -> None:
-        """Check where in its topics a stream begins: a word, or an object by topic and partition."""
+        """Check the starting offsets of a stream: a word, or an object by topic and partition."""
         try:
             is_good = value in ("earliest", "latest") or isinstance(json.loads(value), dict)
         except ValueError:
@@ -276,6 +285,14 @@ class _Reader:
         except NearcastError as error:
             raise self.fail(str(error), "active", "lifetime") from error
 
+    def clock(self) -> tuple[ClockName, float]:
+        values: dict[str, Any] = self.table("clock")
+        try:
+            return checked_clock(values.get("kind", EVENT), values.get("delay", 0.0))
+        except NearcastError as error:
+            key = "delay" if str(error).startswith("delay") else "kind"
+            raise self.fail(str(error), "clock", key) from error
+
     def fence(self) -> Fence | None:
         values = self.table("fence")
         if not values:
@@ -305,6 +322,18 @@ class _Reader:
             return checked_choice("partitioner", main.get("partitioner", BY_HASH), list(PARTITIONERS))
         except NearcastError as error:
             raise self.fail(str(error), "pipeline", "partitioner") from error
+
+    def partitioner_options(self, main: Mapping[str, Any]) -> dict[str, int]:
+        values, name = self.table("partitioner"), self.partitioner(main)
+        shards = self.at_least_one("pipeline", main, "shards", 2)
+        key = ""
+        try:
+            # One by one, so that the error names the line; then their combination.
+            for key, value in values.items():
+                checked_options(name, {key: value}, shards)
+            return checked_options(name, values, shards)
+        except NearcastError as error:
+            raise self.fail(str(error), "partitioner", key) from error
 
     def trigger(self, main: Mapping[str, Any]) -> dict[str, Any]:
         value = main.get("trigger")

@@ -1,4 +1,4 @@
-"""From a pipeline file to a running query: its sources and its sinks."""
+"""Start the query of a pipeline file: its sources and its sinks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nearcast.errors import NearcastError
+from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.config import KAFKA_PREFIX, Pipeline
 from nearcast.spark.schemas import id_type
 from nearcast.spark.session import session
@@ -31,7 +32,7 @@ CHANGE_SCHEMA = (
 
 
 def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | None = None) -> StreamingQuery:
-    """Start what a pipeline file describes, in a Spark session of its own."""
+    """Start the query that a pipeline file describes, in its own Spark session."""
     settings = dict(pipeline.spark)
     spark = session(settings.pop("master", None), settings=settings)
     first = None if pipeline.subscriptions is None else _files(spark, spark.read, pipeline.subscriptions, CHANGE_SCHEMA)
@@ -48,9 +49,14 @@ def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | N
         window=pipeline.window,
         lifetime=pipeline.lifetime,
         fence=pipeline.fence,
+        clock=pipeline.clock,
+        delay=pipeline.delay,
         shards=pipeline.shards,
         partitioner=pipeline.partitioner,
+        partitioner_options=pipeline.partitioner_options,
         sample=None if pipeline.sample is None else _files(spark, spark.read, pipeline.sample, MESSAGE_SCHEMA),
+        sample_size=(pipeline.sample or {}).get("size", SAMPLE_SIZE),
+        sample_seed=(pipeline.sample or {}).get("seed", 0),
         snapshot_every=pipeline.snapshot_every,
         checkpoint=pipeline.checkpoint,
         sinks=[partial(_sink, settings) for settings in pipeline.sinks],
@@ -82,9 +88,9 @@ def _kafka_options(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_records(records: DataFrame, schema: str) -> DataFrame:
-    """Return the JSON of records as columns; those that cannot be read keep their bytes in a column of their own."""
+    """Return the JSON of records as columns; unreadable ones have their bytes in a separate column."""
     text = F.try_validate_utf8(F.col("value").cast("string"))
-    # Within an object: Spark would not look at what follows the first value of a text.
+    # Wrapped in an object: Spark ignores everything after the first JSON value of a text.
     whole = F.concat(F.lit('{"row": '), text, F.lit("}"))
     options = {"columnNameOfCorruptRecord": UNREADABLE}
     parsed = F.from_json(whole, f"row struct<{schema}>, {UNREADABLE} string", options)
@@ -97,14 +103,14 @@ def _of_records(records: DataFrame, schema: str) -> DataFrame:
 
 
 def _files(spark: SparkSession, reader: Any, settings: Mapping[str, Any], schema: str) -> DataFrame:
-    """Return files as rows; lines of JSON that cannot be read keep their text in a column of their own."""
+    """Return files as rows; unreadable lines of JSON have their text in a separate column."""
     path, is_json = settings["path"], settings["format"] == "json"
     local = Path(path.removeprefix("file://"))
     if path.startswith("file://") and (not local.exists() or (local.is_dir() and not any(local.iterdir()))):
         raise NearcastError(f"{local} holds no files yet; at least one is needed, to know the columns")
     found = spark.read.format(settings["format"]).load(path).schema
     if is_json:
-        # Only ids may be of two types: what others are must not depend on a bad line.
+        # Only ids may have two types: those of other columns must not depend on a bad line.
         known = cast(T.StructType, T.StructType.fromDDL(f"{schema}, {UNREADABLE} string"))
         names = {*found.names, UNREADABLE}
         found = T.StructType([found[f.name] if f.name == "id" else f for f in known if f.name in names])
@@ -117,7 +123,7 @@ def _files(spark: SparkSession, reader: Any, settings: Mapping[str, Any], schema
 
 
 def _with_moments(frame: DataFrame, record: Column) -> DataFrame:
-    """Return a frame whose texts in `ts` and `expires` are moments; a row with another text cannot be read."""
+    """Return a frame with `ts` and `expires` parsed as timestamps; a row whose text cannot be parsed is unreadable."""
     for name in ("ts", "expires"):
         if name in frame.columns and isinstance(frame.schema[name].dataType, T.StringType):
             text = F.col(name)
@@ -130,12 +136,12 @@ def _with_moments(frame: DataFrame, record: Column) -> DataFrame:
 
 
 def _sink(settings: Mapping[str, Any], deliveries: DataFrame, batch: int) -> None:
-    """Hand the deliveries of a batch on; files of a batch are replaced, Kafka gets it in a header of each record."""
+    """Write the deliveries of a batch to a sink; its files are replaced, Kafka records carry its number in a header."""
     if settings["format"] == "console":
         print(f"--- batch {batch}")
         deliveries.show(20, truncate=False)
     elif settings["format"] == "kafka":
-        # Every record has the same fields, so that a reader needs no rules for missing ones.
+        # Every record has the same fields, so that a reader need not handle missing ones.
         value = F.to_json(F.struct(*deliveries.columns), {"ignoreNullFields": "false"})
         key = F.col("subscription").cast("string")
         number = F.encode(F.lit(str(batch)), "UTF-8")

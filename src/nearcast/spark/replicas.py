@@ -1,4 +1,4 @@
-"""Who delivers? Of the shards that hold the same subscription, one."""
+"""Which of the shards that store the same subscription delivers? The lowest."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import pyarrow as pa
 
 from nearcast.errors import StorageError
 from nearcast.model import Id, Kind
-from nearcast.storage import State
+from nearcast.storage.manifest import State
 
 KEEPING: tuple[Kind, ...] = ("topk", "nearest")
 
 
 class Replicas:
-    """The subscriptions of a shard that others hold too, and that a lower one of them may deliver in its place.
+    """The subscriptions of a shard that a lower shard stores too, and may deliver in its place.
 
-    Of the shards that hold a boolean or similarity subscription and hear a message, the lowest delivers. The replicas
-    of a top-k or nearest subscription have the same results, and the lowest shard that holds it delivers all changes.
+    Of the shards that store a boolean or similarity subscription and receive a message, the lowest delivers. The
+    replicas of a top-k or nearest subscription have the same results, and the lowest shard that stores it delivers all
+    changes.
     """
 
     def __init__(self, n_shards: int) -> None:
@@ -31,7 +32,7 @@ class Replicas:
         return len(self._lower)
 
     def take_in(self, shard: int, ids: Sequence[Id], kinds: Sequence[str], holds: Any) -> None:
-        """Note where new subscriptions of a shard are."""
+        """Record the lower shards of new subscriptions of a shard."""
         for key in ids:
             self._lower.pop(key, None)
         for row in np.flatnonzero(holds[:, :shard].any(axis=1)).tolist():
@@ -40,12 +41,12 @@ class Replicas:
             self._lower[ids[row]] = kinds[row] in KEEPING, lower
 
     def forget(self, ids: Sequence[Id]) -> None:
-        """Note that a shard holds subscriptions no more."""
+        """Remove subscriptions that a shard no longer stores."""
         for key in ids:
             self._lower.pop(key, None)
 
     def own(self, deliveries: pa.Table, message_ids: Any = None, hears: Any = None) -> pa.Table:
-        """Return the deliveries that no lower shard makes; `hears` tells which shards hear the messages, if not all."""
+        """Return the deliveries that no lower shard makes; `hears` has the routes, None if all shards receive all."""
         if not self._lower or not deliveries.num_rows:
             return deliveries
         ids = deliveries["subscription"].to_pylist()
@@ -63,7 +64,7 @@ class Replicas:
         return deliveries.filter(pa.array(is_own))
 
     def state(self) -> State:
-        """Return what is to be saved."""
+        """Return the state to save."""
         keeps_results = np.array([entry[0] for entry in self._lower.values()], bool)
         lower = np.array([entry[1] for entry in self._lower.values()], bool).reshape(-1, self.n_shards)
         ids = pa.table({"id": pa.array(list(self._lower))})

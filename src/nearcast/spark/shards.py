@@ -1,4 +1,4 @@
-"""What one worker does: check the input of a batch, and bring a shard from batch to batch."""
+"""The work of one task: check the input of a batch, and replay a shard up to a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,44 +16,46 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nearcast import columns as arrow
-from nearcast.broker import Broker
-from nearcast.broker_state import ID_TYPES
+from nearcast.columns import NO_TIME
+from nearcast.engine.broker import Broker
+from nearcast.engine.state import ID_TYPES
 from nearcast.errors import NearcastError, Rejection
-from nearcast.intake import Intake
-from nearcast.model import Id
+from nearcast.model import MAX_SECONDS, MICROSECONDS, Id, TimeWindow
+from nearcast.spark.changes import MOVE, SUBSCRIBE, UNSUBSCRIBE, runs
+from nearcast.spark.folder import BY_HASH, EVENT, FIRST, WATERMARK, Folder, Plan
 from nearcast.spark.replicas import Replicas
-from nearcast.spark.router import MOVE, SUBSCRIBE, UNSUBSCRIBE, Router, Routes
-from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
+from nearcast.spark.router import Router, Routes
+from nearcast.tables.arrow_columns import time_column
+from nearcast.tables.delivery_tables import deliveries_table, rejections_table
+from nearcast.tables.intake import Intake
 from nearcast.text.vocabulary import Vocabulary
 
 OPERATIONS = (SUBSCRIBE, UNSUBSCRIBE, MOVE)
 # A column of rows that a source could not read: their bytes, null for good rows.
 UNREADABLE = "unreadable"
 Checked = tuple[pa.Table, list[Rejection]]
-# Shards and routers that this process holds, with the batch they have taken in last. A process that did not do the
-# batch before repeats it; what failed in the middle is not here.
+# Cache of the shards and routers of this process, each with its last batch. A process that did not run the batch before
+# replays it; a shard that failed in the middle of a batch is not cached.
 _held: dict[tuple[str, int], tuple[Any, int]] = {}
 ROUTER = -1
-# Messages that are taken in again at once.
+# Replay messages in chunks of at most this many.
 MAX_REPEATED = 200_000
-# After about so many messages a shard is kept, however few batches they were; a restart repeats about 60,000 in a
-# second.
+# A snapshot is due after about this many messages, in however few batches; a restart replays about 60,000 a second.
 MAX_UNSAVED = 250_000
 _is_frozen = False
 
 
 class Shard(NamedTuple):
-    """A broker with some of the subscriptions, and what other shards hold of these."""
+    """A broker with some of the subscriptions, and their replicas in other shards."""
 
     number: int
     broker: Broker
     replicas: Replicas
-    n_unsaved: int = 0  # messages that it has heard since it was kept
+    n_unsaved: int = 0  # messages received since its last snapshot
 
 
 class Report(NamedTuple):
-    """What a shard did in a batch."""
+    """The counts and times of a shard in a batch."""
 
     shard: int
     subscriptions: int
@@ -66,20 +68,23 @@ class Report(NamedTuple):
     worker_bytes: int
 
     def idle(self) -> Report:
-        """Return the report of a batch in which there is nothing to do."""
+        """Return the report of a batch in which the shard is not run."""
         return self._replace(messages=0, deliveries=0, rejected=0, seconds=0.0, publish_seconds=0.0, repeated=0)
 
 
-def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Table) -> dict[str, Any]:
-    """Check the rows of a batch, keep the good ones as its input and the others as rejected; return their numbers.
+def write_input(
+    folder: Folder, batch: int, changes: pa.Table, messages: pa.Table, now: float | None = None
+) -> dict[str, Any]:
+    """Check the rows of a batch, write the valid ones as its input and the others as rejected; return the counts.
 
     `newest` is the latest time of a message, in seconds since 1970, or None where no message has a time; `moment` is
-    that of a position.
+    the time to which the clock of all shards advances before the changes are applied, None if it does not. `now` is the
+    time of the driver, for the clock "processing".
     """
     plan = folder.plan()
     good_messages, bad_messages = _readable(messages, partial(_checked_messages, plan))
     good_changes, bad_changes = _readable(changes, _checked_changes)
-    moment = _moment(plan, good_changes)
+    moment = _moment(plan, good_changes, good_messages, now)
     router = routed = None
     if plan.partitioner != BY_HASH:
         rows = np.delete(np.arange(changes.num_rows), [rejection.row for rejection in bad_changes])
@@ -104,7 +109,7 @@ def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Tabl
 
 
 def _router_after(folder: Folder, batch: int) -> Router:
-    """Return the router as it is after a batch; this process holds it no more until it is told to."""
+    """Return the router after a batch; it leaves the cache of this process until `_hold_router`."""
     plan = folder.plan()
     router, last = _held.pop((folder.run(), ROUTER), (None, batch + 1))
     if router is None or last > batch or not all(map(folder.has_input, range(last + 1, batch + 1))):
@@ -122,7 +127,7 @@ def _router_after(folder: Folder, batch: int) -> Router:
 
 
 def _hold_router(folder: Folder, batch: int, router: Router) -> None:
-    """Hold a router that has decided about a batch whose input is there, and keep it now and then."""
+    """Cache a router that has routed a batch whose input is written; save a snapshot if one is due."""
     if batch % folder.plan().snapshot_every == 0 or batch == FIRST:
         folder.save_router(batch, router.state())
     _held[folder.run(), ROUTER] = router, batch
@@ -131,7 +136,7 @@ def _hold_router(folder: Folder, batch: int, router: Router) -> None:
 def _decided(
     folder: Folder, router: Router, batch: int, changes: pa.Table, messages: pa.Table
 ) -> tuple[Any, Routes, list[Rejection]]:
-    """Let a router decide about the rows of a batch: which changes are good, where the rows go, which are bad."""
+    """Route the rows of a batch; return the valid changes, the routes and the rejections."""
     if batch > FIRST:
         return router.changed(changes, messages)
     sample = folder.sample()
@@ -142,8 +147,8 @@ def _decided(
 
 
 def rejected_table(rejections: Sequence[Rejection], rows: pa.Table | None = None) -> pa.Table:
-    """Return rejected rows as a table; ids as text, whatever they are, and `record`, the text of unreadable ones."""
-    table = arrow.rejections_table([row._replace(id=None if row.id is None else str(row.id)) for row in rejections])
+    """Return rejected rows as a table; ids always as text, and `record` with the text of unreadable rows."""
+    table = rejections_table([row._replace(id=None if row.id is None else str(row.id)) for row in rejections])
     records: list[bytes | None] = [None] * len(rejections)
     if rows is not None and UNREADABLE in rows.schema.names:
         records = rows[UNREADABLE].take(table["row"]).to_pylist()
@@ -152,7 +157,7 @@ def rejected_table(rejections: Sequence[Rejection], rows: pa.Table | None = None
 
 
 def _readable(rows: pa.Table, checked: Callable[[pa.Table], Checked]) -> Checked:
-    """Return the good rows, and the bad ones: those that could not be read, and those that do not pass a check."""
+    """Return the valid rows, and the rejections of rows that could not be read or do not pass a check."""
     if UNREADABLE not in rows.schema.names:
         return checked(rows)
     readable = np.flatnonzero(rows[UNREADABLE].is_null().to_numpy())
@@ -183,28 +188,55 @@ def _checked_messages(plan: Plan, messages: pa.Table) -> Checked:
     return messages.take(pa.array(raw.rows)) if rejections else messages, rejections
 
 
-def _newest(messages: pa.Table) -> float | None:
-    """Return the latest time of a message, if any has one."""
-    micros = arrow.time_column(messages, "ts")[0].max(initial=arrow.NO_TIME)
-    return None if micros == arrow.NO_TIME else micros / 1e6
+def _newest(rows: pa.Table) -> float | None:
+    """Return the latest time of messages or positions, if any has one."""
+    return _as_seconds(_latest(rows))
 
 
-def _moment(plan: Plan, changes: pa.Table) -> float | None:
-    """Return the latest time of a position, if any has one; those that a fence ignores do not count.
+def _latest(rows: pa.Table) -> int:
+    """Return the latest time of rows in microseconds, NO_TIME if none has one."""
+    return int(time_column(rows, "ts")[0].max(initial=NO_TIME))
 
-    Who it is that was there does not matter: that is known to one shard, and the time is the same for all of them.
+
+def _as_seconds(moment: int) -> float | None:
+    return None if moment == NO_TIME else moment / MICROSECONDS
+
+
+def _moment(plan: Plan, changes: pa.Table, messages: pa.Table, now: float | None) -> float | None:
+    """Return the time to which the clock advances before the changes of a batch, None if it does not advance.
+
+    It is the same for all shards, and for every repetition of the batch, since it is written to the input. By event
+    time messages advance the clock themselves, when they are published.
     """
-    if plan.lifetime is None or not changes.num_rows or "ts" not in changes.schema.names:
+    if not plan.has_time:
         return None
+    latest = _latest_position(plan, changes)
+    if plan.clock == EVENT:
+        return _as_seconds(latest)
+    latest = max(latest, _latest(messages))
+    if plan.clock == WATERMARK:
+        return None if latest == NO_TIME else max(-MAX_SECONDS, latest / MICROSECONDS - plan.delay)
+    if now is None:
+        raise NearcastError(f"now is missing; the clock of this pipeline is {plan.clock}")
+    return _as_seconds(max(latest, round(now * MICROSECONDS)))
+
+
+def _latest_position(plan: Plan, changes: pa.Table) -> int:
+    """Return the latest time of a position, NO_TIME if none has one; those that a fence ignores do not count.
+
+    The subscriptions of the positions do not matter: only one shard knows each, and the time is the same for all.
+    """
+    if not changes.num_rows or "ts" not in changes.schema.names:
+        return NO_TIME
     counts = pc.equal(changes["op"], MOVE)
     if plan.fence is not None and plan.fence.accuracy is not None and "accuracy" in changes.schema.names:
         is_wrong = pc.greater(changes["accuracy"], plan.fence.accuracy)
         counts = pc.and_(counts, pc.invert(pc.fill_null(is_wrong, False)))
-    return _newest(changes.filter(counts))
+    return _latest(changes.filter(counts))
 
 
 def _checked_changes(changes: pa.Table) -> Checked:
-    """Return the changes that have an id and a known operation; what they say is left to the shards."""
+    """Return the changes that have an id and a known operation; the shards check the other columns."""
     if not changes.num_rows:
         return changes, []
     if "op" not in changes.schema.names:
@@ -223,19 +255,23 @@ def _checked_changes(changes: pa.Table) -> Checked:
 
 
 def run_shard(folder: Folder, number: int, batch: int) -> Report:
-    """Take a batch into a shard and write what it delivers."""
+    """Run a batch in a shard and write its deliveries."""
     freeze_once()
     started = time.perf_counter()
     key = (folder.run(), number)
     shard, last = _brought_to(folder, number, batch - 1, _held.pop(key, None))
-    given = _given(folder, shard, batch)
-    found, rejected = _make_changes(shard, given)
+    shard_input = _shard_input(folder, shard, batch)
+    found, rejected = _make_changes(shard, shard_input)
     publishing = time.perf_counter()
-    if given.heard.num_rows:
-        found.append(shard.replicas.own(shard.broker.publish_batch(given.heard), given.message_ids, given.hears))
+    if shard_input.heard.num_rows:
+        found.append(
+            shard.replicas.own(
+                shard.broker.publish_batch(shard_input.heard), shard_input.message_ids, shard_input.hears
+            )
+        )
     publish_seconds = time.perf_counter() - publishing
     plan = folder.plan()
-    shard = shard._replace(n_unsaved=shard.n_unsaved + given.heard.num_rows)
+    shard = shard._replace(n_unsaved=shard.n_unsaved + shard_input.heard.num_rows)
     deliveries = _stacked(found, plan)
     folder.write_table("deliveries", batch, f"{number:03d}", deliveries)
     if rejected:
@@ -247,16 +283,16 @@ def run_shard(folder: Folder, number: int, batch: int) -> Report:
     _held[key] = shard, batch
     repeated = batch - 1 - last
     seconds = time.perf_counter() - started
-    counts = (len(shard.broker) - len(shard.replicas), given.heard.num_rows, deliveries.num_rows, len(rejected))
+    counts = (len(shard.broker) - len(shard.replicas), shard_input.heard.num_rows, deliveries.num_rows, len(rejected))
     return Report(number, *counts, seconds, publish_seconds, repeated, _peak_bytes())
 
 
 def claimed_shard(folder: Folder, claims: str | None, task: int) -> int:
-    """Return which shard a task is to run: one that this process holds, if no other task has claimed it.
+    """Return the shard that a task is to run: one in the cache of this process, if no other task has claimed it.
 
-    Spark gives a task to any worker that is free, and one that does not hold its shard would have to repeat batches. A
-    task that is tried again gets what it had. If two attempts of a task run at once, they may claim two shards, and
-    another task finds none; then it runs one a second time, and whoever gets the reports sees which is missing.
+    Spark gives a task to any free worker, and one without the shard in its cache would have to replay batches. A
+    retried task gets the same shard. If two attempts of a task run at once, they may claim two shards, and another task
+    finds none; then it runs one a second time, and the driver sees from the reports which is missing.
     """
     if claims is None:
         return task
@@ -272,26 +308,35 @@ def claimed_shard(folder: Folder, claims: str | None, task: int) -> int:
     return task
 
 
+def can_rest(plan: Plan, batch: int, counts: Mapping[str, Any]) -> bool:
+    """Whether a batch needs no shard: it has no rows, no result expires, and no snapshot is due.
+
+    Active messages that expire by its moment are evicted when the batch is replayed before the next one.
+    """
+    has_expiry = counts.get("moment") is not None and isinstance(plan.window, TimeWindow)
+    return not (counts["messages"] or counts["changes"] or has_expiry or is_kept(plan, batch))
+
+
 def is_kept(plan: Plan, batch: int, numbers: Iterable[int] | None = None) -> bool:
-    """Whether any shard, or any of some, is kept as it is after a batch."""
-    # At different times, so that no batch waits for all of them.
+    """Whether a snapshot of any of these shards is due after a batch."""
+    # Snapshots of different shards are due at different batches, so no batch waits for all of them.
     numbers = range(plan.shards) if numbers is None else numbers
     return batch == FIRST or any((batch + number) % plan.snapshot_every == 0 for number in numbers)
 
 
 def _is_overdue(shard: Shard, plan: Plan) -> bool:
-    """Whether a shard has heard so many messages since it was kept that to repeat them would take long."""
+    """Whether the messages since the last snapshot would take too long to replay."""
     most = MAX_UNSAVED * (1 + shard.number / plan.shards)
     return shard.n_unsaved > most and _looks_back(shard.broker)
 
 
 def shard_after(folder: Folder, number: int, batch: int) -> Broker:
-    """Return a shard as it is after a batch, to be asked for results and explanations."""
+    """Return the broker of a shard after a batch, to query results and explanations."""
     return _brought_to(folder, number, batch, None)[0].broker
 
 
 def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int] | None) -> tuple[Shard, int]:
-    """Return a shard as it is after a batch, and after which batch it was held or kept."""
+    """Return a shard after a batch, and the batch of the cached shard or snapshot that it was replayed from."""
     shard, last = held or (None, batch + 1)
     if shard is None or last > batch or not all(map(folder.has_input, range(last + 1, batch + 1))):
         broker, replicas, last = folder.open_shard(number, batch)
@@ -300,14 +345,14 @@ def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int]
         shard = Shard(number, broker, kept)
     waiting: list[pa.Table] = []
     for missed in range(last + 1, batch + 1):
-        given = _given(folder, shard, missed)
-        if given.changes[0].num_rows:
+        shard_input = _shard_input(folder, shard, missed)
+        if shard_input.changes[0].num_rows:
             _repeat(shard, waiting)
-        _make_changes(shard, given)
-        if waiting and given.heard.schema != waiting[0].schema:
+        _make_changes(shard, shard_input)
+        if waiting and shard_input.heard.schema != waiting[0].schema:
             _repeat(shard, waiting)
-        waiting.append(given.heard)
-        shard = shard._replace(n_unsaved=shard.n_unsaved + given.heard.num_rows)
+        waiting.append(shard_input.heard)
+        shard = shard._replace(n_unsaved=shard.n_unsaved + shard_input.heard.num_rows)
         if sum(table.num_rows for table in waiting) > MAX_REPEATED:
             _repeat(shard, waiting)
     _repeat(shard, waiting)
@@ -315,29 +360,29 @@ def _brought_to(folder: Folder, number: int, batch: int, held: tuple[Shard, int]
 
 
 def _repeat(shard: Shard, waiting: list[pa.Table]) -> None:
-    """Take in the messages of missed batches again, all at once: results end as if they had come one by one."""
+    """Replay the messages of missed batches at once; the final results are those of the messages one by one."""
     if any(table.num_rows for table in waiting) and _looks_back(shard.broker):
         shard.broker.catch_up(pa.concat_tables(waiting))
     waiting.clear()
 
 
 def _looks_back(broker: Broker) -> bool:
-    """Whether it matters which messages were there before; where it does not, none need be heard twice."""
-    # Without a window only nearest subscriptions look back, and who moves.
+    """Whether later subscriptions or moves may need old messages; if not, messages need no replay."""
+    # Without a window only nearest subscriptions and moves depend on old messages.
     return broker.window is not None or broker.lifetime is not None or broker.stats().by_kind["nearest"] > 0
 
 
-class Given(NamedTuple):
-    """What a batch has for a shard."""
+class ShardInput(NamedTuple):
+    """The part of a batch that concerns a shard."""
 
-    moment: float | None  # the latest time of a position, in any shard
+    moment: float | None  # the time to which the clock advances, in all shards
     changes: tuple[pa.Table, Any, Any]  # as `_own` returns them
     message_ids: Any  # those of all messages
-    hears: Any  # which shards hear them, None if all do
-    heard: pa.Table  # the messages that the shard hears
+    hears: Any  # the shards that receive them, None if all do
+    heard: pa.Table  # the messages that the shard receives
 
 
-def _given(folder: Folder, shard: Shard, batch: int) -> Given:
+def _shard_input(folder: Folder, shard: Shard, batch: int) -> ShardInput:
     """Read the input of a batch."""
     arrays, tables, counts = folder.read_input(batch)
     routes = Routes(**arrays) if arrays else None
@@ -345,21 +390,23 @@ def _given(folder: Folder, shard: Shard, batch: int) -> Given:
     hears = routes.hears if routes is not None and len(routes.hears) else None
     heard = messages if hears is None else messages.filter(pa.array(hears[:, shard.number]))
     changes = _own(tables["changes"], routes, shard.number, folder.plan().shards)
-    return Given(counts.get("moment"), changes, messages["id"] if messages.num_rows else None, hears, heard)
+    return ShardInput(counts.get("moment"), changes, messages["id"] if messages.num_rows else None, hears, heard)
 
 
-def _make_changes(shard: Shard, given: Given) -> tuple[list[pa.Table], list[Rejection]]:
-    """Make the changes that concern a shard; return what they change in answers, and bad changes."""
+def _make_changes(shard: Shard, shard_input: ShardInput) -> tuple[list[pa.Table], list[Rejection]]:
+    """Advance the clock and apply the changes of a shard; return the deliveries and the rejected changes."""
     broker, replicas = shard.broker, shard.replicas
-    if given.moment is not None:
-        broker.advance(given.moment)
     answers: list[pa.Table] = []
     rejected: list[Rejection] = []
-    for operation, changes, holds in _runs(*given.changes):
-        ids = changes["id"].to_pylist()
+    if shard_input.moment is not None:
+        answers.append(replicas.own(broker.advance_table(shard_input.moment)))
+    all_changes, operations, holds = shard_input.changes
+    all_ids = all_changes["id"].to_pylist() if all_changes.num_rows else []
+    for operation, rows in runs(all_ids, operations):
+        changes, ids = all_changes.take(pa.array(rows)), [all_ids[row] for row in rows]
         if operation == SUBSCRIBE:
             found, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
-            replicas.take_in(shard.number, ids, changes["kind"].to_pylist(), holds)
+            replicas.take_in(shard.number, ids, changes["kind"].to_pylist(), holds[rows])
             answers.append(replicas.own(found))
             rejected += [Rejection(**row) for row in bad.to_pylist()]
         elif operation == MOVE:
@@ -375,7 +422,7 @@ def _make_changes(shard: Shard, given: Given) -> tuple[list[pa.Table], list[Reje
 
 
 def _own(changes: pa.Table, routes: Routes | None, shard: int, shards: int) -> tuple[pa.Table, Any, Any]:
-    """Return the changes that concern a shard, what it does with each, and which shards hold it then."""
+    """Return the changes of a shard, the operation for each, and the shards that store its subscription then."""
     if not changes.num_rows:
         return changes, [], np.zeros((0, shards), bool)
     if routes is None:
@@ -384,7 +431,7 @@ def _own(changes: pa.Table, routes: Routes | None, shard: int, shards: int) -> t
         return changes, changes["op"].to_pylist(), np.zeros((rows.size, shards), bool)
     rows = np.flatnonzero(routes.told[:, shard])
     changes, holds = changes.take(pa.array(rows)), routes.holds[rows]
-    # A subscription that is replaced may leave the shard.
+    # The replacement of a subscription may be stored in other shards.
     operations = [
         UNSUBSCRIBE if operation == SUBSCRIBE and not is_held else operation
         for operation, is_held in zip(changes["op"].to_pylist(), holds[:, shard].tolist(), strict=True)
@@ -397,20 +444,6 @@ def shards_of(ids: Sequence[Id], shards: int) -> Any:
     return np.fromiter((zlib.crc32(str(value).encode()) % shards for value in ids), np.int64, len(ids))
 
 
-def _runs(changes: pa.Table, operations: Sequence[str], holds: Any) -> Iterator[tuple[str, pa.Table, Any]]:
-    """Yield changes in order, as many of the same operation and of different subscriptions at once as there are."""
-    seen: set[Id] = set()
-    start = 0
-    for row, key in enumerate(changes["id"].to_pylist() if changes.num_rows else []):
-        if key in seen or operations[row] != operations[start]:
-            yield operations[start], changes.slice(start, row - start), holds[start:row]
-            seen.clear()
-            start = row
-        seen.add(key)
-    if changes.num_rows:
-        yield operations[start], changes.slice(start), holds[start:]
-
-
 def _stacked(tables: list[pa.Table], plan: Plan) -> pa.Table:
     """Return deliveries in one table, with the same types in every shard and batch."""
     empty = no_deliveries(plan)
@@ -420,17 +453,17 @@ def _stacked(tables: list[pa.Table], plan: Plan) -> pa.Table:
 def no_deliveries(plan: Plan) -> pa.Table:
     """Return a table of deliveries without rows."""
     subscriptions, messages = (pa.array([], ID_TYPES[name]) for name in (plan.subscription_id, plan.message_id))
-    return arrow.deliveries_table(subscriptions, messages, [], None, None, None)
+    return deliveries_table(subscriptions, messages, [], None, None, None)
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process has held so far."""
+    """Return the peak memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def freeze_once() -> None:
-    """Keep Python from looking through all that was imported after each task; it takes longer than a batch."""
+    """Exclude all imported objects from garbage collection; scanning them after each task takes longer than a batch."""
     global _is_frozen
     if not _is_frozen:
         gc.collect()

@@ -1,4 +1,4 @@
-"""The pipeline as a stream: messages and changes of subscriptions come in, deliveries go out, each batch once."""
+"""The pipeline as a stream: messages and subscription changes in, deliveries out, each batch exactly once."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
-from nearcast.broker import Broker
+from nearcast.engine.broker import Broker
 from nearcast.errors import NearcastError
-from nearcast.model import Fence, Space, Window, checked_choice
-from nearcast.partition.registry import PARTITIONERS, PartitionerName
+from nearcast.model import Fence, Space, Window, checked_choice, checked_count
+from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_options
 from nearcast.partition.statistics import SAMPLE_SIZE
-from nearcast.spark.remote import Place, tree_at
+from nearcast.spark.folder import BY_HASH, EVENT, FIRST, PROCESSING, ClockName, Folder, Plan, checked_clock
+from nearcast.spark.frames import parquet_frame, spark_location
+from nearcast.spark.sampling import drawn
 from nearcast.spark.schemas import delivery_schema, id_type
-from nearcast.spark.shards import Report, claimed_shard, freeze_once, is_kept, no_deliveries, run_shard, write_input
-from nearcast.spark.state import BY_HASH, FIRST, Folder, Plan
-from nearcast.spark.trees import local_path
+from nearcast.spark.shards import Report, can_rest, claimed_shard, freeze_once, no_deliveries, run_shard, write_input
+from nearcast.storage.local_folder import local_path
+from nearcast.storage.object_store import Place, tree_at
 from nearcast.text.vocabulary import Vocabulary
 
 Sink = Callable[[DataFrame, int], None]
 MOMENTS = ("newest", "moment")
-# Types, since a text would be sent to Java to be read, in every batch.
+# Type objects, since Java would have to parse a string in every batch.
 COUNTS = T.StructType(
     [
         T.StructField(name, T.DoubleType() if name in MOMENTS else T.LongType())
         for name in ("messages", "changes", "rejected", *MOMENTS)
     ]
 )
-# What Spark tells of the file of a row, in the order in which rows are taken.
+# Spark's metadata of the file of a row; rows are processed in order of these columns.
 PLACE = {"file_modification_time": "timestamp", "file_path": "string", "file_block_start": "long"}
 REPORT = T.StructType(
     [T.StructField(name, T.DoubleType() if name.endswith("seconds") else T.LongType()) for name in Report._fields]
@@ -58,16 +60,21 @@ def stream(
     window: Window | None = None,
     lifetime: float | None = None,
     fence: Fence | None = None,
+    clock: ClockName = EVENT,
+    delay: float = 0.0,
     shards: int = 2,
     partitioner: PartitionerName = "hash",
+    partitioner_options: Mapping[str, int] | None = None,
     sample: DataFrame | None = None,
+    sample_size: int = SAMPLE_SIZE,
+    sample_seed: int = 0,
     snapshot_every: int = 20,
     checkpoint: str | os.PathLike[str] | None = None,
     sinks: Sequence[Sink] = (),
     trigger: Mapping[str, Any] | None = None,
     on_batch: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> StreamingQuery:
-    """Start a query that matches a stream of messages with subscriptions that may change meanwhile.
+    """Start a query that matches a stream of messages with subscriptions that may change at run time.
 
     Parameters
     ----------
@@ -75,38 +82,50 @@ def stream(
         With the columns of a table of messages, see `Broker.publish_batch`.
     state : path, URI or `pyarrow.fs.SubTreeFileSystem`
         A folder that every worker can reach: among its files, or on a file system that pyarrow reaches, such as
-        s3://bucket/folder. If a pipeline was there before, it goes on where it stopped.
+        s3://bucket/folder. An existing pipeline resumes where it stopped.
     subscriptions : DataFrame, optional
-        Those that are there before the first message; read once, when the pipeline is made.
+        Registered before the first message; read once, when the pipeline is created.
     changes : streaming DataFrame, optional
-        Subscriptions that come, go and move: the columns of a table of subscriptions, and `op`, "subscribe",
-        "unsubscribe" or "move". A move has the columns that `Broker.move` takes. A change holds for the messages of
+        Changes of subscriptions: the columns of a table of subscriptions, and `op`, "subscribe",
+        "unsubscribe" or "move". A move has the columns that `Broker.move` takes. A change applies to the messages of
         its own batch and of all later ones.
     space, vocabulary, window, lifetime, fence
         As for a Broker.
+    clock : {"event", "watermark", "processing"}, default "event"
+        What advances the clock, by which messages of a TimeWindow and active messages expire. "event": the largest time
+        of messages and positions so far. "watermark": that time less a delay, so that rows out of order by at most the
+        delay are not too late for the window. "processing": the time of the driver when the input of a batch is
+        written, or the event time if that is larger; batches then run also without rows.
+    delay : seconds, default 0
+        The lag of the watermark behind the largest time.
     shards : int, default 2
-        Among how many brokers the subscriptions are divided. Each is a task.
+        Number of brokers, each with a part of the subscriptions. Each is a task.
     partitioner : {"hash", "location", ...}, default "hash"
-        How they are divided; `nearcast.partition.registry` has all. Changes the time taken, never the answer. By a hash
-        of their ids, every shard hears every message; by others, without a window and a lifetime, only those that might
-        match.
+        How subscriptions are assigned to shards; `nearcast.partition.registry` has all. Changes the time taken, never
+        the result. With "hash", of their ids, every shard receives every message; with others, without a window and a
+        lifetime, only those that might match.
+    partitioner_options : mapping, optional
+        Settings of the partitioner, as `{"gamma_1": 50}`: `gamma_1` and `gamma_2` of "dkm", `theta` of "sop" and
+        "sop-cells", `l1` and `l2` of "spatial-first" and "keyword-first". They are fixed when the pipeline is created.
     sample : DataFrame, optional
-        Messages that the division is fitted to, with the first subscriptions; read once, when the pipeline is made. A
-        hash needs none, others divide badly without.
+        Messages that the partitioner is fitted to, with the first subscriptions; read once, when the pipeline is
+        created. "hash" needs none; others partition badly without.
+    sample_size, sample_seed : int, default 50,000 and 0
+        How many messages of `sample` are drawn at random; the same seed draws the same.
     snapshot_every : int, default 20
-        After how many batches a shard is saved at the latest, or sooner where they are large; after a failure the
-        batches behind it are repeated.
+        Largest number of batches between two snapshots of a shard, fewer if batches are large; after a failure the
+        batches since the snapshot are replayed.
     checkpoint : path or URI, optional
-        Where Spark keeps its own notes of the stream; under the state folder if it is left out. They are as needed as
-        the state, and belong to it: with others the pipeline does not go on. Spark writes them, and must reach the
-        place itself: for s3:// that is s3a:// and needs Hadoop's connector.
+        Spark's checkpoint of the stream; under the state folder by default. It is as necessary as the state, and
+        belongs to it: with another one the pipeline does not resume. Spark writes it, and must reach the place itself:
+        for s3:// that is s3a:// and needs Hadoop's connector.
     sinks : functions of a DataFrame of deliveries and the number of the batch
         Called after each batch, maybe again for the same one. The files in `deliveries` under the state folder are
         written in any case; each batch replaces its own.
     trigger : mapping, optional
-        As for `DataStreamWriter.trigger`; as fast as possible if it is left out.
+        As for `DataStreamWriter.trigger`. By default as fast as possible, or once a second with the clock "processing".
     on_batch : function of a mapping, optional
-        Told after each batch what happened, as written to `metrics.jsonl`.
+        Called after each batch with its metrics, as written to `metrics.jsonl`.
     """
     if shards < 1:
         raise NearcastError(f"shards is {shards}; it must be at least 1")
@@ -115,35 +134,41 @@ def stream(
     if snapshot_every < 1:
         raise NearcastError(f"snapshot_every is {snapshot_every}; it must be at least 1")
     checked_choice("partitioner", partitioner, list(PARTITIONERS))
+    options = checked_options(partitioner, partitioner_options, shards)
+    checked_count("sample_size", sample_size)
     folder = Folder(tree_at("state", state))
-    location = folder.tree.location("checkpoint") if checkpoint is None else _location(checkpoint)
+    location = spark_location(folder.tree, "checkpoint") if checkpoint is None else _location(checkpoint)
     subscribers = {id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
     if len(subscribers) > 1:
         raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
-    # What is wrong with these is better told here than by a worker.
+    # Validate on the driver: an error here is clearer than one from a worker.
+    clock, delay = checked_clock(clock, delay)
     space = Broker(space=space, window=window, lifetime=lifetime, fence=fence).space
     ids = (subscribers.pop(), id_type(messages))
-    plan = Plan(space, window, shards, snapshot_every, *ids, partitioner, lifetime, fence)
+    plan = Plan(space, window, shards, snapshot_every, *ids, partitioner, lifetime, fence, clock, delay, options)
     is_new = not folder.exists()
-    seen = sample.limit(SAMPLE_SIZE).toArrow() if sample is not None and is_new and partitioner != BY_HASH else None
+    needs_sample = is_new and partitioner != BY_HASH
+    seen = drawn(sample, sample_size, sample_seed) if sample is not None and needs_sample else None
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, seen)
     batches = _Batches(folder, sinks, on_batch, is_apart=checkpoint is not None)
     if not folder.is_done(FIRST):
         first = None if subscriptions is None else _rows(None, subscriptions)
         batches.process(first, FIRST, messages.sparkSession)
     rows = _rows(messages, changes)
+    if clock == PROCESSING:
+        rows, trigger = _with_ticks(rows), trigger or {"processingTime": "1 second"}
     writer = rows.writeStream.foreachBatch(batches.process).option("checkpointLocation", location)
     return (writer.trigger(**trigger) if trigger else writer).start()
 
 
 def _location(checkpoint: str | os.PathLike[str]) -> str:
-    """Return what Spark calls a path or URI; what other file systems there are is its own affair."""
+    """Return the location that Spark uses for a path or URI; URIs of other file systems pass unchanged."""
     text = os.fspath(checkpoint)
     return text if "://" in text and not text.startswith("file:") else f"file://{local_path('checkpoint', text)}"
 
 
 def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
-    """Return both kinds of rows in one DataFrame, each in a column of its own, and where each row was read."""
+    """Return both kinds of rows in one DataFrame, each in its own column, and the source file of each row."""
     parts = [
         frame.select(F.struct(*frame.columns).alias(name), _place(frame).alias("place"))
         for name, frame in (("message", messages), ("change", changes))
@@ -152,11 +177,18 @@ def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1], allowMissingColumns=True)
 
 
+def _with_ticks(rows: DataFrame) -> DataFrame:
+    """Return the same rows, with a source that has news at every trigger, so that batches run without rows."""
+    ticks = rows.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    nothing = (F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema)
+    return rows.unionByName(ticks.where("false").select(*nothing))
+
+
 def _place(frame: DataFrame) -> Column:
     """Return the file of each row of a stream, by its time, and the block of the file; nulls where there are none."""
     fields = {name: F.col(f"_metadata.{name}") for name in PLACE}
     try:
-        # Spark Connect looks for the columns when the schema is asked for. What is no stream has an order of its own.
+        # Spark Connect resolves the columns when the schema is read. A DataFrame that is no stream keeps its order.
         has_files = frame.isStreaming and len(frame.select(*fields.values()).schema) == len(PLACE)
     except AnalysisException:
         has_files = False
@@ -166,7 +198,7 @@ def _place(frame: DataFrame) -> Column:
 
 
 class _Batches:
-    """Does one batch after the other; a batch that Spark repeats does the same again."""
+    """Runs one batch after the other; a batch that Spark repeats has the same effect."""
 
     def __init__(
         self,
@@ -175,19 +207,21 @@ class _Batches:
         on_batch: Callable[[Mapping[str, Any]], None] | None,
         *,
         is_apart: bool = False,
+        now: Callable[[], float] = time.time,
     ):
+        self._now = now
         self._folder, self._plan, self._sinks, self._on_batch = folder, folder.plan(), sinks, on_batch
-        # Whether Spark's checkpoint is still to be shown to be that of the state.
+        # Whether Spark's checkpoint is not yet verified to be that of the state.
         self._is_unknown = is_apart
-        # Of the batch before, if this process has done it.
+        # Reports of the batch before, if this process ran it.
         self._reports: list[Report] = []
 
     def process(self, rows: DataFrame | None, batch: int, spark: SparkSession | None = None) -> None:
-        """Do one batch: keep its input, then let every shard take it in."""
+        """Run one batch: write its input, then run it in every shard."""
         started = time.perf_counter()
         folder, shards = self._folder, self._plan.shards
         if rows is not None:
-            # Spark Connect runs this at its server, where the session is another one.
+            # Spark Connect runs this at its server, in another session.
             spark = rows.sparkSession
         assert spark is not None
         if self._is_unknown and batch != FIRST:
@@ -195,10 +229,9 @@ class _Batches:
             self._is_unknown = False
         counts = folder.counts_of_sound_input(batch)
         if counts is None:
-            counts = _written_input(folder, batch, rows)
+            counts = _written_input(folder, batch, rows, self._now())
         written = time.perf_counter()
-        if self._reports and not counts["messages"] and not counts["changes"] and not is_kept(self._plan, batch):
-            # Nothing comes, so nothing changes: shards live by the time of their rows, not by a clock.
+        if self._reports and can_rest(self._plan, batch, counts):
             reports = [report.idle() for report in self._reports]
             folder.write_table("deliveries", batch, "none", no_deliveries(self._plan))
         else:
@@ -207,13 +240,13 @@ class _Batches:
             if claims is not None:
                 folder.tree.remove("claims")
                 if [report.shard for report in reports] != list(range(shards)):
-                    # Attempts of the same task were in each other's way, and a shard was left out.
+                    # Two attempts of one task claimed two shards, so another shard was not run.
                     reports = self._run(spark, batch, None)
         self._reports = reports
         matched = time.perf_counter()
         if self._sinks and batch != FIRST:
             schema = delivery_schema(self._plan.subscription_id, self._plan.message_id)
-            deliveries = folder.tree.frame(spark, f"deliveries/batch={batch}", schema)
+            deliveries = parquet_frame(spark, folder.tree, f"deliveries/batch={batch}", schema)
             for sink in self._sinks:
                 sink(deliveries, batch)
         sunk = time.perf_counter()
@@ -248,7 +281,7 @@ class _Batches:
             self._on_batch(metrics)
 
     def _run(self, spark: SparkSession, batch: int, claims: str | None) -> list[Report]:
-        """Let tasks take a batch into all shards; return their reports."""
+        """Run a batch in all shards, one task each; return their reports."""
         shards = self._plan.shards
         tasks = spark.range(0, shards, 1, min(shards, _parallelism(spark, shards)))
         rows = tasks.mapInArrow(partial(_run_shards, self._folder, batch, claims), REPORT).collect()
@@ -256,14 +289,14 @@ class _Batches:
 
 
 def _check_query(folder: Folder, batch: int, spark: SparkSession) -> None:
-    """Raise unless Spark's checkpoint is that of the state: one that was lost would begin at the first batch again.
+    """Raise unless Spark's checkpoint is that of the state: after its loss Spark would begin at the first batch again.
 
-    The inputs of batches that were done count then, whatever rows Spark gives, so rows would be lost.
+    The stored inputs of those batches would then replace the rows that Spark reads, so rows would be lost.
     """
     try:
         query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     except (AttributeError, PySparkException):
-        # Spark Connect does not tell.
+        # Not available over Spark Connect.
         query = None
     known, last = folder.query(), folder.last_input()
     if (known is not None and query is not None and known != query) or batch < last:
@@ -276,25 +309,25 @@ def _check_query(folder: Folder, batch: int, spark: SparkSession) -> None:
 
 
 def _parallelism(spark: SparkSession, default: int) -> int:
-    """Return how many tasks run at once; more would wait for each other, and each takes its time to start."""
+    """Return how many tasks run at once; more would queue, and each has a start-up cost."""
     try:
         return int(spark.sparkContext.defaultParallelism)
     except (AttributeError, PySparkException):
-        # Spark Connect does not tell.
+        # Not available over Spark Connect.
         return default
 
 
-def _written_input(folder: Folder, batch: int, rows: DataFrame | None) -> dict[str, Any]:
-    """Let one task write the input of a batch; return how many rows there were."""
+def _written_input(folder: Folder, batch: int, rows: DataFrame | None, now: float) -> dict[str, Any]:
+    """Write the input of a batch in one task; return its counts. `now` is the time of the driver."""
     if rows is not None:
-        # One task reads and writes: a shuffle would take longer than what two could save.
-        for written in rows.coalesce(1).mapInArrow(partial(_write_input, folder, batch), COUNTS).collect():
+        # One task reads and writes: a shuffle would cost more than a second task could save.
+        for written in rows.coalesce(1).mapInArrow(partial(_write_input, folder, batch, now), COUNTS).collect():
             return written.asDict()
-    # Where there are no rows, there may be no task.
-    return write_input(folder, batch, pa.table({}), pa.table({}))
+    # Without rows there may be no task.
+    return write_input(folder, batch, pa.table({}), pa.table({}), now)
 
 
-def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _write_input(folder: Folder, batch: int, now: float, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the input of a batch, in the one task that has all its rows."""
     freeze_once()
     pieces = list(rows)
@@ -310,14 +343,14 @@ def _write_input(folder: Folder, batch: int, rows: Iterator[pa.RecordBatch]) -> 
         if order is not None:
             column = column.take(order)
         parts[name] = pa.Table.from_struct_array(column.drop_null())
-    counts = write_input(folder, batch, parts["change"], parts["message"])
+    counts = write_input(folder, batch, parts["change"], parts["message"], now)
     # A time that is missing would have no type of its own.
     schema = pa.schema([(name, pa.float64() if name in MOMENTS else pa.int64()) for name in counts])
     yield pa.RecordBatch.from_pylist([counts], schema)
 
 
 def _order(places: Any) -> Any:
-    """Return the order of rows by their places, those of the same place as they are; None if they are in order."""
+    """Return the stable order of rows by their places; None if they are in order."""
     ranks = [pc.rank(column, tiebreaker="dense").to_numpy().astype(np.int64) for column in places.flatten()]
     order = np.lexsort(ranks[::-1])
     return None if (order[1:] > order[:-1]).all() else pa.array(order)
@@ -326,7 +359,7 @@ def _order(places: Any) -> Any:
 def _run_shards(
     folder: Folder, batch: int, claims: str | None, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Let the shards of a task take in a batch."""
+    """Run a batch in the shards of a task."""
     for piece in rows:
         tasks = piece["id"].to_pylist()
         reports = [run_shard(folder, claimed_shard(folder, claims, task), batch)._asdict() for task in tasks]

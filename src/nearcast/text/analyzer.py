@@ -2,7 +2,7 @@
 
 A token is a maximal run of letters and digits; combining marks belong to the letter before them. `Analyzer.tokens` is
 the definition, for one text. Streams go through `text/scan.py`, which gives the same tokens from the UTF-8 buffers of
-a whole column and needs `tokens_of_chunks` only for pieces of text that were not met before.
+a whole column and needs `tokens_of_chunks` only for chunks of text that are not in its cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENGLISH_STOP_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Analyzer:
-    """How texts become tokens; the same settings serve messages and subscriptions.
+    """Converts texts to tokens, with the same settings for messages and subscriptions.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Analyzer:
     split : {"words", "whitespace"}, default "words"
         Cut at everything that is not a letter or digit, or only at white space.
     stop_words : iterable of str, "english" or None, default None
-        Words that are left out.
+        Words that are dropped.
     stem : str or None, default None
         A language of PyStemmer, such as "english".
 
@@ -74,11 +74,11 @@ class Analyzer:
         words = list(words) if isinstance(words, Iterable) else [words]
         if not all(isinstance(word, str) for word in words):
             raise NearcastError(f"stop_words is {self.stop_words!r}; it must be 'english' or a list of words")
-        # Cut as texts are, so that "don't" leaves out what it becomes in a text.
+        # Split like texts, so that "don't" drops the tokens that it becomes in a text.
         object.__setattr__(self, "stop_words", frozenset(part for word in words for part in self._words(word)))
 
     def normalised(self, word: str) -> str:
-        """Return a keyword as it is compared: NFKC, casefold, no white space around; never cut or stemmed."""
+        """Return a keyword in normal form: NFKC, casefold, no white space around; never split or stemmed."""
         if self.nfkc:
             word = unicodedata.normalize("NFKC", word)
         if self.casefold:
@@ -90,7 +90,7 @@ class Analyzer:
         return self._kept(self._words(text))
 
     def tokens_of_chunks(self, chunks: list[bytes]) -> list[list[str]]:
-        """Return the tokens of pieces of UTF-8 text as `text/scan.py` cuts them; those in ASCII are single words."""
+        """Return the tokens of chunks of UTF-8 text from `text/scan.py`; ASCII chunks are single words."""
         words: list[str] = []
         sizes: list[int] = []
         for chunk in chunks:
@@ -118,7 +118,7 @@ class Analyzer:
         return cast(frozenset[str], self.stop_words)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, bool | str | list[str] | None]:
         """The settings as plain data, to be saved beside a vocabulary; `Analyzer(**settings)` is this analyzer."""
         return {
             "nfkc": self.nfkc,

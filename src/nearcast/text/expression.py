@@ -5,7 +5,7 @@
     operand = NOT operand | ( expression ) | "a quoted keyword" | word
 
 The operators are the upper-case words; lower-case `and` is a word like any other. A word goes through the analyzer;
-if it becomes several tokens (t-shirt), all of them are meant, and if it becomes none (a stop word), it is left out.
+if it becomes several tokens (t-shirt), all of them are required, and if it becomes none (a stop word), it is dropped.
 A quoted keyword is only normalised, as in a list of keywords.
 """
 
@@ -22,27 +22,27 @@ from nearcast.text.analyzer import Analyzer
 MAX_CLAUSES = 256
 MAX_LITERALS = 64
 MAX_DEPTH = 100
-# Clauses on the way to the normal form; some cancel out, so a little more room than MAX_CLAUSES is given.
+# Capacity for intermediate clauses; some cancel out, so it is larger than MAX_CLAUSES.
 MAX_INTERMEDIATE_CLAUSES = 8 * MAX_CLAUSES
 
 _LEXEME = re.compile(r'\s*(?:(?P<open>\()|(?P<close>\))|"(?P<quoted>[^"]*)"|(?P<word>[^\s()"]+)|(?P<stray>"))')
 _OPERATORS = ("AND", "OR", "NOT")
 
-# A literal is a token and whether it is wanted; a clause is a conjunction of literals in order of first meeting.
+# A literal is a token and whether it is wanted; a clause is a conjunction of literals in order of first occurrence.
 _Clause = dict[str, bool]
 
 
 class Clause(NamedTuple):
-    """A conjunction: it holds if every required token is present and no forbidden one."""
+    """A conjunction: true if every required token is present and no forbidden one."""
 
     required: tuple[str, ...]
     forbidden: tuple[str, ...]
 
 
 class Expression(NamedTuple):
-    """A disjunction of clauses, and every token it speaks of in order of first meeting.
+    """A disjunction of clauses, and all of its tokens in order of first occurrence.
 
-    An expression that contradicts itself has no clause and holds for no message.
+    A contradictory expression has no clause and matches no message.
     """
 
     clauses: list[Clause]
@@ -81,7 +81,7 @@ class _Lexeme(NamedTuple):
 
 
 class _Parser:
-    """Recursive descent that yields clauses at once; under NOT it yields those of the negation (De Morgan)."""
+    """Recursive-descent parser that returns clauses directly; under NOT those of the negation (De Morgan)."""
 
     def __init__(self, expression: str, analyzer: Analyzer):
         self.source = expression
@@ -98,7 +98,7 @@ class _Parser:
         return ExpressionError(problem, self.source, self.lexeme.position)
 
     def expression(self, *, wanted: bool, depth: int) -> list[_Clause] | None:
-        """Return the clauses of an OR chain; None if no word is left in it."""
+        """Return the clauses of an OR chain; None if all of its words were dropped."""
         if depth > MAX_DEPTH:
             raise self.error(f"more than {MAX_DEPTH} parentheses inside each other")
         parts = [self.conjunction(wanted=wanted, depth=depth)]
@@ -169,7 +169,7 @@ class _Parser:
             text = match[kind]
             if kind == "stray":
                 raise ExpressionError("this quote is never closed", self.source, match.start(kind))
-            # A quoted keyword is pointed at by its opening quote.
+            # An error in a quoted keyword points at its opening quote.
             start = match.start(kind) - (kind == "quoted")
             lexemes.append(_Lexeme(text if kind == "word" and text in _OPERATORS else kind, text, start))
             position = match.end()
@@ -182,7 +182,7 @@ def _is_consistent(a: _Clause, b: _Clause) -> bool:
 
 
 def _absorbed(clauses: list[_Clause]) -> list[_Clause]:
-    """Return the clauses, in their order, that no shorter clause makes superfluous."""
+    """Return the clauses, in their order, without those that a shorter clause subsumes."""
     kept: list[tuple[int, _Clause]] = []
     for number, clause in sorted(enumerate(clauses), key=lambda item: len(item[1])):
         if not any(shorter.items() <= clause.items() for _, shorter in kept):
@@ -191,7 +191,7 @@ def _absorbed(clauses: list[_Clause]) -> list[_Clause]:
 
 
 def _checked(clauses: list[_Clause], source: str) -> list[Clause]:
-    """Return the clauses within the limits, without those that another clause makes superfluous."""
+    """Return the clauses within the limits, without subsumed ones."""
     kept = _absorbed(clauses)
     if len(kept) > MAX_CLAUSES:
         raise _too_many_clauses(source)

@@ -1,4 +1,4 @@
-"""Which numbers do words have that were met before? For whole columns at once, without making a string of each.
+"""A cache of word numbers, looked up for whole columns without making a string of each word.
 
 data, offsets   the buffers of an Arrow column of strings; word i is data[offsets[i] : offsets[i + 1]]
 """
@@ -11,23 +11,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from nearcast.arrays import Int32Array, Int64Array
 from nearcast.jit import kernel
-from nearcast.text.scan import hash_bytes, is_same_bytes, rehashed, string_buffers
+from nearcast.text.scan import ByteArray, hash_bytes, is_same_bytes, rehashed, string_buffers
 
 NOTHING, UNKNOWN = -1, -2
-# The table is at most so full, which keeps searches short.
+# Largest load factor of the table, which keeps searches short.
 MAX_LOAD = 0.5
 MIN_PLACES = 1024
 
 
 class _Known(NamedTuple):
-    """The words that were met, with their hashes and numbers, and an open-addressing table of their places."""
+    """The cached words with their hashes and numbers, and an open-addressing table of their slots."""
 
-    data: Any
-    offsets: Any
-    hashes: Any
-    numbers: Any
-    table: Any
+    data: ByteArray
+    offsets: Int64Array
+    hashes: Int64Array
+    numbers: Int32Array
+    table: Int32Array
 
 
 NOTHING_KNOWN = _Known(
@@ -40,18 +41,18 @@ NOTHING_KNOWN = _Known(
 
 
 class KnownWords:
-    """Remembers the numbers of at most `max_words` words; beyond it the memory starts anew.
+    """Caches the numbers of at most `max_words` words; a full cache is cleared.
 
-    Threads may share it: what is remembered is never changed but replaced, and what one of two threads remembers at the
-    same moment may be forgotten.
+    Threads may share it: the cached data is immutable and replaced as a whole, so of two concurrent additions one may
+    be lost.
     """
 
     def __init__(self, max_words: int):
         self._max_words = max_words
         self._known = NOTHING_KNOWN
 
-    def numbers(self, words: pa.LargeStringArray, number_of: Callable[[str], int]) -> Any:
-        """Return the number of each word of a column without nulls; `number_of` is asked in order for those not met."""
+    def numbers(self, words: pa.LargeStringArray, number_of: Callable[[str], int]) -> Int32Array:
+        """Return the number of each word of a column without nulls; `number_of` is called in order on a miss."""
         known = self._known
         numbers = looked_up(*string_buffers(words), *known)
         places = np.flatnonzero(numbers == UNKNOWN)
@@ -65,7 +66,7 @@ class KnownWords:
         return numbers
 
 
-def _with_words(known: _Known, data: Any, offsets: Any, numbers: Any) -> _Known:
+def _with_words(known: _Known, data: ByteArray, offsets: Int64Array, numbers: Int32Array) -> _Known:
     hashes = np.concatenate([known.hashes, hashes_of(data, offsets)])
     n_places = known.table.size
     while hashes.size > MAX_LOAD * n_places:
@@ -92,7 +93,7 @@ def hashes_of(data: Any, offsets: Any) -> Any:
 def looked_up(
     data: Any, offsets: Any, known_data: Any, known_offsets: Any, hashes: Any, known_numbers: Any, table: Any
 ) -> Any:
-    """Return the number of each word, UNKNOWN for those that were not met before."""
+    """Return the number of each word, UNKNOWN for those not in the cache."""
     numbers = np.empty(offsets.size - 1, np.int32)
     for i in range(numbers.size):
         start = offsets[i]

@@ -1,22 +1,26 @@
-"""Cutting a whole column of UTF-8 text into chunks, without making a Python string for each.
+"""Split a whole column of UTF-8 text into chunks, without making a Python string for each.
 
 data, text_offsets             the buffers of an Arrow string column; text i is data[offsets[i] : offsets[i + 1]]
 chunk_offsets, chunk_numbers   ragged rows, one per text: its distinct chunks by number, in order, with repeats
-starts, sizes                  where in the data a distinct chunk was first met; numbered in order of first meeting
+starts, sizes                  first occurrence of a distinct chunk in the data; numbered in order of first occurrence
 
-A chunk is either a word of ASCII characters, or a run without ASCII white space that holds other characters. The first
-kind needs nothing but lower case, given to it in place; the second goes through the analyzer as a whole and as it is,
-since Unicode normalisation may join or split characters anywhere in it, but never across white space.
+A chunk is either a word of ASCII characters, or a run without ASCII white space that contains other characters. The
+first kind is only lowered, in place; the second goes through the analyzer whole and unchanged, since Unicode
+normalisation may join or split characters anywhere in it, but never across white space.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from nearcast.arrays import Int64Array
 from nearcast.jit import kernel
+
+ByteArray: TypeAlias = NDArray[np.uint8]
 
 SEPARATOR, SPACE, WORD = 0, 1, 2
 NON_ASCII = 128
@@ -24,7 +28,7 @@ FNV_OFFSET = 2166136261
 FNV_PRIME = 16777619
 
 
-def character_classes(is_cut_at_punctuation: bool) -> Any:
+def character_classes(is_cut_at_punctuation: bool) -> ByteArray:
     """Return for each byte whether it separates words, is white space, or belongs to a word."""
     classes = np.full(256, SEPARATOR if is_cut_at_punctuation else WORD, np.uint8)
     for code in range(NON_ASCII):
@@ -35,8 +39,8 @@ def character_classes(is_cut_at_punctuation: bool) -> Any:
     return classes
 
 
-def string_buffers(strings: pa.LargeStringArray) -> tuple[Any, Any]:
-    """Return the bytes of a column without nulls, not to be written to, and the offsets of its strings."""
+def string_buffers(strings: pa.LargeStringArray) -> tuple[ByteArray, Int64Array]:
+    """Return the read-only bytes of a column without nulls, and the offsets of its strings."""
     _, offsets, data = strings.buffers()
     n = len(strings)
     places = np.frombuffer(offsets, np.int64, n + 1, 8 * strings.offset) if n else np.zeros(1, np.int64)
@@ -66,7 +70,7 @@ def next_chunk(data: Any, classes: Any, is_lowered: bool, position: int, ascii_e
     """Return the start and stop of the first chunk from `position` on, and the new `ascii_end`.
 
     There is none if start == stop. Up to `ascii_end` the run of text without white space around `position` is known to
-    hold only ASCII characters, lowered if they have to be.
+    contain only ASCII characters, already lowered.
     """
     while position < end:
         if position >= ascii_end:
@@ -149,7 +153,7 @@ def scan(data: Any, text_offsets: Any, classes: Any, is_lowered: bool) -> Any:
 
 @kernel
 def grown(array: Any) -> Any:
-    """Return a copy of `array` with twice the room."""
+    """Return a copy of `array` with twice the capacity."""
     result = np.empty(2 * array.size, array.dtype)
     result[: array.size] = array
     return result
@@ -157,7 +161,7 @@ def grown(array: Any) -> Any:
 
 @kernel
 def rehashed(hashes: Any, size: int) -> Any:
-    """Return an open-addressing table of `size` places, a power of two, that holds the number of each hash."""
+    """Return an open-addressing table of `size` places, a power of two, with the number of each hash."""
     table = np.full(size, -1, np.int32)
     for number in range(hashes.size):
         place = hashes[number] & (size - 1)
@@ -190,16 +194,16 @@ def counted_rows(chunk_offsets: Any, chunk_numbers: Any, id_offsets: Any, ids: A
 
 @kernel
 def counted(offsets: Any, ids: Any) -> Any:
-    """Return the ids of each row, ascending without repeats, and how often each occurs; those below 0 are left out.
+    """Return the ids of each row, ascending without repeats, and how often each occurs; ids below 0 are dropped.
 
-    `ids` is written over.
+    `ids` is overwritten.
     """
     token_counts = np.empty(ids.size, np.int32)
     token_offsets = np.zeros(offsets.size, np.int64)
     end = 0
     for row in range(offsets.size - 1):
         start = end
-        sort_ids(ids[offsets[row] : offsets[row + 1]])
+        sort_row(ids[offsets[row] : offsets[row + 1]])
         for i in range(offsets[row], offsets[row + 1]):
             if ids[i] < 0:
                 continue
@@ -215,7 +219,7 @@ def counted(offsets: Any, ids: Any) -> Any:
 
 @kernel
 def weights_of(token_ids: Any, weights: Any, weight_of_others: float) -> Any:
-    """Return the weight of each id; those behind the end of `weights` have one in common."""
+    """Return the weight of each id; ids past the end of `weights` share one weight."""
     result = np.empty(token_ids.size, np.float64)
     for i in range(token_ids.size):
         token = token_ids[i]
@@ -224,15 +228,15 @@ def weights_of(token_ids: Any, weights: Any, weight_of_others: float) -> Any:
 
 
 @kernel
-def sort_ids(ids: Any) -> None:
-    """Sort in place; most texts are short enough for insertion to be the fastest way."""
-    if ids.size > 64:
-        ids[:] = np.sort(ids)
+def sort_row(values: Any) -> None:
+    """Sort in place; insertion sort is fastest for most texts, which are short."""
+    if values.size > 64:
+        values[:] = np.sort(values)
         return
-    for i in range(1, ids.size):
-        value = ids[i]
+    for i in range(1, values.size):
+        value = values[i]
         j = i - 1
-        while j >= 0 and ids[j] > value:
-            ids[j + 1] = ids[j]
+        while j >= 0 and values[j] > value:
+            values[j + 1] = values[j]
             j -= 1
-        ids[j + 1] = value
+        values[j + 1] = value

@@ -1,8 +1,8 @@
-"""Which number does a word have, and how rare is it?
+"""Token ids and inverse document frequencies.
 
 A vocabulary is fitted to a sample of messages and then frozen: token -> id and document frequency, ids ordered from
-the most frequent token to the rarest. Weights never drift while it lives. Tokens that the sample did not hold are
-admitted at run time, behind the fitted ones and with a document frequency of 0.
+the most frequent token to the rarest. Weights never change. Tokens that the sample does not contain are added at run
+time, after the fitted ones and with a document frequency of 0.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nearcast.columns import is_list_of_strings, is_string
+from nearcast.arrays import Float64Array, Int32Array, Int64Array
 from nearcast.errors import NearcastError, StorageError
 from nearcast.model import Message, Words, checked_words
-from nearcast.storage import replaced_file
+from nearcast.storage.manifest import replaced_file
 from nearcast.text import scan
 from nearcast.text.analyzer import Analyzer
+from nearcast.text.arrow_types import is_list_of_strings, is_string
 from nearcast.text.known import NOTHING, KnownWords
 
 FORMAT = "nearcast-vocabulary-1"
-# Distinct pieces of text whose analysis is remembered; beyond it the memory starts anew.
+# Capacity of the cache of analysed chunks; a full cache is cleared.
 MAX_REMEMBERED_CHUNKS = 1_000_000
 
 
 class TokenRows(NamedTuple):
     """The tokens of many texts: ragged rows of ids, ascending without repeats, each with its number of occurrences."""
 
-    token_offsets: Any
-    token_ids: Any
-    token_counts: Any
+    token_offsets: Int64Array
+    token_ids: Int32Array
+    token_counts: Int32Array
 
 
-def token_rows_of_arrow(ids: Any, counts: Any) -> TokenRows:
+def token_rows_of_arrow(ids: pa.Array, counts: pa.Array) -> TokenRows:
     """Return rows that are already analysed, from columns of lists of ids and of counts."""
     offsets = ids.offsets.to_numpy().astype(np.int64)
     return TokenRows(
@@ -52,7 +53,7 @@ def token_rows_of_arrow(ids: Any, counts: Any) -> TokenRows:
 
 
 def single_row(numbers: Iterable[int]) -> TokenRows:
-    """Return one row of tokens, given as they occur; NOTHING is left out."""
+    """Return one row of tokens from tokens in text order; NOTHING is dropped."""
     ids = np.array(list(numbers), np.int32)
     return TokenRows(*scan.counted(np.array((0, ids.size)), ids))
 
@@ -64,12 +65,12 @@ def stacked_rows(parts: Sequence[TokenRows]) -> TokenRows:
     return TokenRows(_offsets(sizes), ids, np.concatenate([part.token_counts for part in parts]))
 
 
-# Held while a token gets its number; two threads must not give the same one.
+# Lock for numbering a token; two threads must not assign the same number.
 _ADMITTING = threading.Lock()
 
 
 class TokenNumbers:
-    """Numbers tokens as it meets them, and analyses whole columns."""
+    """Numbers tokens in order of first occurrence, and analyses whole columns."""
 
     def __init__(self, analyzer: Analyzer, tokens: Iterable[str] = ()):
         self.analyzer = analyzer
@@ -81,7 +82,7 @@ class TokenNumbers:
         self._known_keywords = KnownWords(MAX_REMEMBERED_CHUNKS)
 
     def copy(self) -> TokenNumbers:
-        """Return the same numbers, to be continued apart."""
+        """Return an independent copy."""
         return TokenNumbers(self.analyzer, self.tokens)
 
     def admit(self, token: str) -> int:
@@ -114,7 +115,7 @@ class TokenNumbers:
         known = self.number_of.get(token)
         return new.setdefault(token, len(self.tokens) + len(new)) if known is None else known
 
-    def of_texts(self, texts: Any) -> TokenRows:
+    def of_texts(self, texts: pa.Array | pa.ChunkedArray) -> TokenRows:
         """Return the tokens of an Arrow column of strings; a null has none."""
         texts = pc.fill_null(_one_chunk(texts).cast(pa.large_string()), "")
         data, text_offsets = scan.string_buffers(texts)
@@ -128,7 +129,7 @@ class TokenNumbers:
         rows = self._numbers_of_chunks(chunks)
         return TokenRows(*scan.counted_rows(chunk_offsets, chunk_numbers, *_ragged(rows)))
 
-    def of_keywords(self, lists: Any) -> TokenRows:
+    def of_keywords(self, lists: pa.Array | pa.ChunkedArray) -> TokenRows:
         """Return the tokens of an Arrow column of lists of keywords; a null has none."""
         lists = _one_chunk(lists).cast(pa.large_list(pa.large_string()))
         sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
@@ -137,7 +138,7 @@ class TokenNumbers:
         return TokenRows(*scan.counted(_offsets(sizes), numbers))
 
     def _number_of(self, keyword: str) -> int:
-        """Return the number of a keyword's token, NOTHING if it has none; what was met before is remembered."""
+        """Return the number of a keyword's token, NOTHING if it has none; cached."""
         number = self._number_of_keyword.get(keyword)
         if number is None:
             if len(self._number_of_keyword) > MAX_REMEMBERED_CHUNKS:
@@ -164,7 +165,7 @@ class VocabularyBuilder:
         self._numbers = TokenNumbers(_checked_analyzer(analyzer))
         self._frequencies = np.zeros(0, np.int64)
 
-    def learn(self, sample: Any) -> VocabularyBuilder:
+    def learn(self, sample: object) -> VocabularyBuilder:
         """Count a batch: an Arrow table with a column `text` or `keywords`, a column, texts, lists or messages."""
         for rows in _token_rows(self._numbers, sample):
             counts = np.bincount(rows.token_ids, minlength=len(self._numbers.tokens))
@@ -174,7 +175,7 @@ class VocabularyBuilder:
         return self
 
     def add(self, vocabulary: Vocabulary) -> VocabularyBuilder:
-        """Count what a vocabulary has counted already."""
+        """Add the counts of a vocabulary."""
         numbers = [self._numbers.admit(vocabulary.token(i)) for i in range(vocabulary.n_fitted)]
         frequencies = np.zeros(len(self._numbers.tokens), np.int64)
         frequencies[: self._frequencies.size] = self._frequencies
@@ -184,7 +185,7 @@ class VocabularyBuilder:
         return self
 
     def freeze(self) -> Vocabulary:
-        """Return the vocabulary of all that was learned."""
+        """Return the vocabulary of all counted messages."""
         tokens = self._numbers.tokens
         frequencies = self._frequencies.tolist()
         order = sorted(range(len(frequencies)), key=lambda number: (-frequencies[number], tokens[number]))
@@ -197,9 +198,9 @@ class VocabularyBuilder:
 
 
 class Vocabulary:
-    """Token -> id, document frequency and weight; frozen, versioned, open only to new tokens.
+    """Token -> id, document frequency and weight; frozen, versioned, extended only by new tokens.
 
-    An empty vocabulary knows no statistics, so every word weighs the same.
+    An empty vocabulary has no statistics, so every word has the same weight.
 
     Examples
     --------
@@ -223,8 +224,11 @@ class Vocabulary:
         self.n_fitted = len(tokens)
         if len(document_frequencies) != len(tokens) or len(set(tokens)) != len(tokens):
             raise NearcastError(f"there are {len(tokens)} tokens; each must be unique and have a document frequency")
-        self._frequencies = np.array(document_frequencies, np.int64)
-        self._numbers = TokenNumbers(self.analyzer, tokens)
+        frequencies = np.array(document_frequencies, np.int64)
+        # Ids by falling frequency: weights ascend with the ids, as the sums of scores need them (scoring/textual.py).
+        order = np.argsort(-frequencies, kind="stable")
+        self._frequencies = frequencies[order]
+        self._numbers = TokenNumbers(self.analyzer, [tokens[place] for place in order.tolist()])
         # math.log, not numpy's: the scalar and the vector logarithm may differ in the last bit.
         idf = np.array([self._weight(df) for df in self._frequencies.tolist()], np.float64)
         self.idf = idf, self._weight(0)
@@ -233,12 +237,12 @@ class Vocabulary:
         self._fingerprints = [self.version]
 
     @classmethod
-    def fit(cls, sample: Any, *, analyzer: Analyzer | None = None) -> Vocabulary:
+    def fit(cls, sample: object, *, analyzer: Analyzer | None = None) -> Vocabulary:
         """Return the vocabulary of a sample; see `VocabularyBuilder.learn` for what it may be."""
         return VocabularyBuilder(analyzer=analyzer).learn(sample).freeze()
 
     def __len__(self) -> int:
-        """Return the number of tokens, fitted and admitted."""
+        """Return the number of tokens, fitted and added."""
         return len(self._numbers.tokens)
 
     def __contains__(self, token: object) -> bool:
@@ -255,15 +259,15 @@ class Vocabulary:
         return self._numbers.tokens[token_id]
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token, None if it was never met."""
+        """Return the id of a token, None if it has none."""
         return self._numbers.number_of.get(token)
 
     def admit(self, token: str) -> int:
-        """Return the id of a token, a new one if it was never met."""
+        """Return the id of a token, a new one if it has none."""
         return self._numbers.admit(token)
 
     def copy(self) -> Vocabulary:
-        """Return a vocabulary that is the same now; what one of them admits later, the other does not know."""
+        """Return an independent copy; tokens added to one later are not in the other."""
         result = copy.copy(self)
         result._numbers = self._numbers.copy()
         result._fingerprints = self._fingerprints.copy()
@@ -274,8 +278,8 @@ class Vocabulary:
         token_id = self.id_of(token)
         return int(self._frequencies[token_id]) if token_id is not None and token_id < self.n_fitted else 0
 
-    def document_frequencies(self) -> Any:
-        """Return the document frequency of every token by id, 0 for those that were admitted."""
+    def document_frequencies(self) -> Int64Array:
+        """Return the document frequency of every token by id, 0 for added ones."""
         result = np.zeros(len(self), np.int64)
         result[: self.n_fitted] = self._frequencies
         return result
@@ -284,12 +288,12 @@ class Vocabulary:
         """Return the inverse document frequency of a token, `ln(1 + N / max(df, 1))`."""
         return self._weight(self.document_frequency(token))
 
-    def weights(self, token_ids: Any) -> Any:
+    def weights(self, token_ids: Int32Array | Int64Array) -> Float64Array:
         """Return the inverse document frequency of each id."""
         return scan.weights_of(token_ids, *self.idf)
 
     def fingerprint(self, n_tokens: int) -> str:
-        """Return a hash of the first `n_tokens` tokens; where it is the same, their ids mean the same."""
+        """Return a hash of the first `n_tokens` tokens; equal hashes mean equal ids."""
         for token in self._numbers.tokens[self.n_fitted + len(self._fingerprints) - 1 : n_tokens]:
             chained = self._fingerprints[-1].encode() + token.encode()
             self._fingerprints.append(hashlib.blake2b(chained, digest_size=8).hexdigest())
@@ -298,20 +302,20 @@ class Vocabulary:
     def of_words(self, words: Words, *, is_admitted: bool = True) -> TokenRows:
         """Return the tokens of one text or list of keywords, as a single row.
 
-        Unless they are admitted, new tokens get ids that the next ones would get, and are forgotten.
+        Unless they are added, new tokens get temporary ids, which the next new tokens reuse.
         """
         return self._numbers.of_words(words, is_admitted=is_admitted)
 
-    def of_texts(self, texts: Any) -> TokenRows:
+    def of_texts(self, texts: pa.Array | pa.ChunkedArray) -> TokenRows:
         """Return the tokens of an Arrow column of strings; a null has none."""
         return self._numbers.of_texts(texts)
 
-    def of_keywords(self, lists: Any) -> TokenRows:
+    def of_keywords(self, lists: pa.Array | pa.ChunkedArray) -> TokenRows:
         """Return the tokens of an Arrow column of lists of keywords; a null has none."""
         return self._numbers.of_keywords(lists)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the vocabulary to one file, admitted tokens included."""
+        """Write the vocabulary to one file, added tokens included."""
         table = self.to_table()
         try:
             with replaced_file(path) as unfinished:
@@ -350,7 +354,7 @@ class Vocabulary:
 
     @classmethod
     def of_table(cls, table: pa.Table) -> Vocabulary:
-        """Return the vocabulary that `to_table` made a table of."""
+        """Return the vocabulary of a table that `to_table` returned."""
         try:
             description = json.loads(table.schema.metadata[b"nearcast"])
             if description["format"] != FORMAT:
@@ -392,7 +396,7 @@ def _checked_analyzer(analyzer: Analyzer | None) -> Analyzer:
     return analyzer or Analyzer()
 
 
-def _token_rows(numbers: TokenNumbers, sample: Any) -> Iterable[TokenRows]:
+def _token_rows(numbers: TokenNumbers, sample: object) -> Iterable[TokenRows]:
     """Yield the tokens of every message of a sample, column by column where it is Arrow; a null is no message."""
     if isinstance(sample, (pa.Table, pa.RecordBatch)):
         names = [name for name in ("text", "keywords") if name in sample.schema.names]
@@ -423,16 +427,16 @@ def _token_rows(numbers: TokenNumbers, sample: Any) -> Iterable[TokenRows]:
             yield numbers.of_words(item.text if isinstance(item, Message) else checked_words("sample", item))
 
 
-def _one_chunk(column: Any) -> Any:
+def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _offsets(sizes: Any) -> Any:
+def _offsets(sizes: Int64Array | Int32Array) -> Int64Array:
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
 
 
-def _ragged(rows: Sequence[tuple[int, ...]]) -> tuple[Any, Any]:
+def _ragged(rows: Sequence[tuple[int, ...]]) -> tuple[Int64Array, Int32Array]:
     offsets = _offsets(np.fromiter(map(len, rows), np.int64, len(rows)))
     return offsets, np.fromiter((number for row in rows for number in row), np.int32, int(offsets[-1]))

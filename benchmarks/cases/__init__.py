@@ -1,0 +1,1 @@
+"""What is measured: a program for each question."""

@@ -1,0 +1,1 @@
+"""What is shown: pages and pictures, from JSON alone."""

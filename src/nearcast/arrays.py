@@ -1,0 +1,205 @@
+"""Arrays: growable and ragged ones, the order of rows, tiers of segments, and names for their types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearcast.errors import NearcastError
+from nearcast.jit import kernel
+from nearcast.model import Id
+
+BoolArray: TypeAlias = NDArray[np.bool_]
+Int8Array: TypeAlias = NDArray[np.int8]
+Int32Array: TypeAlias = NDArray[np.int32]
+Int64Array: TypeAlias = NDArray[np.int64]
+Float32Array: TypeAlias = NDArray[np.float32]
+Float64Array: TypeAlias = NDArray[np.float64]
+IdArray: TypeAlias = NDArray[Any]  # int64, or objects that are strings
+
+# Sort keys are packed into numbers that are not below zero.
+MAX_BITS = 63
+# A radix sort writes to 2^11 places at once: the cache holds their ends.
+RADIX_BITS = 11
+MAX_OFFSET = {4: 2**31 - 1, 8: 2**63 - 1}
+
+Columns = TypeVar("Columns", bound=NamedTuple)
+
+
+class Growable:
+    """An array with room to spare; `values` is a view of what is filled."""
+
+    def __init__(self, values: Any):
+        self._room = values
+        self.size = len(values)
+
+    @property
+    def values(self) -> Any:
+        """The filled part; valid until the next `extend`."""
+        return self._room[: self.size]
+
+    def extend(self, values: Any) -> None:
+        """Append all of `values`."""
+        size = self.size + len(values)
+        if size > len(self._room):
+            room = np.empty((max(size, 2 * len(self._room), 16), *self._room.shape[1:]), self._room.dtype)
+            room[: self.size] = self.values
+            self._room = room
+        self._room[self.size : size] = values
+        self.size = size
+
+
+class GrowableInPlace(Growable):
+    """One whose room grows where it lies, so that it is never there twice; no view of it may be in use meanwhile."""
+
+    def extend(self, values: Any) -> None:
+        """Append all of `values`."""
+        self.lengthen(len(values))
+        self.values[self.size - len(values) :] = values
+
+    def lengthen(self, n: int) -> None:
+        """Append `n` values: zeros, or whatever else lies there."""
+        self.size += n
+        if self.size > len(self._room):
+            self._room.resize(max(self.size, len(self._room) * 9 // 8, 16), refcheck=False)
+
+
+class GrowableColumns(Generic[Columns]):
+    """A named tuple of arrays that grow together; a field called `x_offsets` holds the offsets of ragged rows."""
+
+    def __init__(self, columns: Columns):
+        self._arrays = [Growable(array) for array in columns]
+        self._is_offsets = [name.endswith("_offsets") for name in columns._fields]
+        self.columns = columns
+        """The columns as they are now. They are views: rows are added behind them, never changed."""
+
+    def extend(self, columns: Columns) -> None:
+        """Append all rows of `columns`."""
+        parts = list(columns)
+        for i, values in enumerate(columns):
+            if self._is_offsets[i]:
+                last = self.columns[i][-1]
+                if int(last) + int(values[-1]) > MAX_OFFSET[last.itemsize]:
+                    name = columns._fields[i]
+                    raise NearcastError(f"{name} would be too many to count; divide them among several brokers")
+                parts[i] = values[1:] + last
+        for array, values in zip(self._arrays, parts, strict=True):
+            if values.size:
+                array.extend(values)
+        self.columns = type(columns)._make([array.values for array in self._arrays])
+
+
+def stacked(parts: Sequence[Columns]) -> Columns:
+    """Return the rows of all parts, of which there is at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    result = GrowableColumns(parts[0])
+    for part in parts[1:]:
+        result.extend(part)
+    return result.columns
+
+
+def taken_rows(offsets: Any, rows: Any) -> tuple[Any, Any]:
+    """Return the offsets of the given ragged rows and where their values lie."""
+    sizes = offsets[rows + 1] - offsets[rows]
+    new_offsets = np.zeros(len(rows) + 1, offsets.dtype)
+    np.cumsum(sizes, out=new_offsets[1:])
+    places = np.repeat(offsets[rows] - new_offsets[:-1], sizes) + np.arange(new_offsets[-1])
+    return new_offsets, places
+
+
+def ragged(rows: Any, dtype: Any) -> tuple[Any, Any]:
+    """Return a list of sequences as narrow offsets and flat values."""
+    offsets = np.array([0, *accumulate(map(len, rows))], np.int32)
+    return offsets, np.array([*chain.from_iterable(rows)], dtype)
+
+
+def objects(values: Sequence[Any]) -> Any:
+    """Return an array of objects; numpy must not look into them."""
+    result = np.empty(len(values), object)
+    result[:] = values
+    return result
+
+
+def id_values(ids: Sequence[Id]) -> Any:
+    """Return ids as an array, int64 or of objects."""
+    if len(ids) and not isinstance(ids[0], str):
+        return np.array(ids, np.int64)
+    return objects(ids)
+
+
+# --- order
+
+
+def order_of(*keys: Any) -> Any:
+    """Return the places of rows of whole numbers, ordered by the first, then by the next, then by place.
+
+    As `np.lexsort` of the keys turned over, but several times as fast where a row fits into one number.
+    """
+    packed = np.zeros(keys[0].size, np.int64)
+    n_bits = 0
+    for key in reversed(keys):
+        least, most = (int(key.min()), int(key.max())) if key.size else (0, 0)
+        size = (most - least).bit_length()
+        if n_bits + size > MAX_BITS:
+            return np.lexsort(keys[::-1])
+        packed |= (key.astype(np.int64) - least) << n_bits
+        n_bits += size
+    place_bits = packed.size.bit_length()
+    if n_bits + place_bits > MAX_BITS:
+        return radix_order(packed, n_bits)
+    # To sort numbers takes a fraction of the time of sorting places by them.
+    packed = (packed << place_bits) | np.arange(packed.size)
+    packed.sort()
+    return packed & ((1 << place_bits) - 1)
+
+
+@kernel
+def radix_order(keys: Any, n_bits: int) -> Any:
+    """Return the places of numbers of `n_bits` bits in ascending order, equal ones as they come; writes over `keys`."""
+    order = np.arange(keys.size)
+    other_keys = np.empty_like(keys)
+    other_order = np.empty_like(order)
+    mask = (1 << RADIX_BITS) - 1
+    for shift in range(0, n_bits, RADIX_BITS):
+        starts = np.zeros(mask + 2, np.int64)
+        for key in keys:
+            starts[((key >> shift) & mask) + 1] += 1
+        if starts.max() == keys.size:
+            continue
+        for i in range(mask):
+            starts[i + 1] += starts[i]
+        for i in range(keys.size):
+            digit = (keys[i] >> shift) & mask
+            place = starts[digit]
+            starts[digit] += 1
+            other_keys[place] = keys[i]
+            other_order[place] = order[i]
+        keys, other_keys = other_keys, keys
+        order, other_order = other_order, order
+    return order
+
+
+# --- tiers
+
+
+def first_merged(sizes: Sequence[int], ratio: float, most: int | None = None, *, is_contiguous: bool = False) -> int:
+    """Return from which segment on all should be one: the first that is at most `ratio` times all behind it.
+
+    The last segment is always part of it. Segments of more than `most` rows together are left apart. With
+    `is_contiguous` the search ends at the first segment that is too large. Without, it goes on: a smaller one before
+    it may count again. In a window the oldest segment shrinks as messages expire, and would draw in all others.
+    """
+    total, first = 0, len(sizes) - 1
+    for place in range(len(sizes) - 1, -1, -1):
+        if place < len(sizes) - 1:
+            if sizes[place] <= ratio * total and (most is None or sizes[place] + total <= most):
+                first = place
+            elif is_contiguous:
+                break
+        total += sizes[place]
+    return first

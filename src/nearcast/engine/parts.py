@@ -1,0 +1,100 @@
+"""The parts of a broker, composed: each has a contract of its own and can be used without the others."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from nearcast.engine.locks import FairLock, Guard
+from nearcast.engine.settings import Settings
+from nearcast.feeds.feeds import Feeds
+from nearcast.feeds.standings import Standings
+from nearcast.index.matching import Matcher
+from nearcast.index.subscription_store import SubscriptionStore
+from nearcast.messages.active import ActiveMessages
+from nearcast.messages.clock import EventClock
+from nearcast.messages.window import MessageWindow
+from nearcast.moves.fences import Fences
+from nearcast.moves.moves import Moves
+from nearcast.tables.intake import Intake
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a broker has done so far, and the type of its subscription ids."""
+
+    messages: int = 0
+    candidates: int = 0
+    deliveries: int = 0
+    moves: int = 0
+    subscription_id_type: pa.DataType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a broker, and what they share."""
+
+    settings: Settings
+    store: SubscriptionStore
+    """Which subscriptions are there?"""
+    matcher: Matcher
+    """Which of them does a message match?"""
+    window: MessageWindow | None
+    """Which messages count for results?"""
+    feeds: Feeds
+    """What are the results now?"""
+    standings: Standings
+    """What do results look like, and what would they be?"""
+    active: ActiveMessages | None
+    """Which messages are active?"""
+    moves: Moves
+    """What changes when a subscription moves?"""
+    fences: Fences | None
+    """Which of these changes are held back?"""
+    intake: Intake
+    clock: EventClock
+    tally: Tally
+    guard: Guard
+    writing: FairLock
+    """Held by the one call that changes the subscriptions."""
+    lock: FairLock
+    """Held while readers must keep away."""
+    pool: ThreadPoolExecutor | None
+
+    def close(self) -> None:
+        """End the threads."""
+        if self.pool is not None:
+            self.pool.shutdown()
+
+
+def composed(settings: Settings) -> Parts:
+    """Return new parts, without subscriptions and messages."""
+    space, vocabulary, fence = settings.space, settings.vocabulary, settings.fence
+    lock, clock = FairLock(), EventClock()
+    pool = ThreadPoolExecutor(settings.threads, "nearcast") if settings.threads > 1 else None
+    store = SubscriptionStore(space, vocabulary, settings.index, lock)
+    matcher = Matcher(store, pool)
+    window = None if settings.window is None else MessageWindow(settings.window, space, clock)
+    feeds = Feeds(store, window, settings.buffer_policy, pool)
+    active = None if settings.lifetime is None else ActiveMessages(space, clock)
+    moves = Moves(store, feeds, active, pool)
+    return Parts(
+        settings=settings,
+        store=store,
+        matcher=matcher,
+        window=window,
+        feeds=feeds,
+        standings=Standings(store, matcher, feeds, window),
+        active=active,
+        moves=moves,
+        fences=None if fence is None or active is None else Fences(store, matcher, active, moves, fence),
+        intake=Intake(space, vocabulary, settings.window, settings.lifetime),
+        clock=clock,
+        tally=Tally(),
+        guard=Guard(),
+        writing=FairLock(),
+        lock=lock,
+        pool=pool,
+    )

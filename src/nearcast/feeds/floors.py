@@ -1,0 +1,76 @@
+"""The floors of feeds: the scores from which on messages are kept, and when they rise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nearcast.arrays import Float64Array, Int64Array
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD
+from nearcast.feeds.buffer_policy import BufferPolicy
+from nearcast.feeds.buffers import Buffers
+from nearcast.feeds.feed_window import FeedWindow
+from nearcast.feeds.sizing import kept_sizes
+from nearcast.index.subscription_store import SubscriptionStore
+from nearcast.kernels.verify import NEAREST, TOPK
+
+LOWEST = {TOPK: 0.0, NEAREST: -np.inf}
+
+
+class Floors:
+    """Reads and sets the floors of feeds where the index looks for them: in the numbers of the subscriptions."""
+
+    def __init__(self, store: SubscriptionStore, buffers: Buffers, window: FeedWindow | None, policy: BufferPolicy):
+        self._store, self._buffers, self._window, self._policy = store, buffers, window, policy
+
+    def of(self, feeds: Int64Array) -> Float64Array:
+        """Return the floors that feeds are posted for."""
+        return self._store.columns.numbers[self._buffers.table["slot"][feeds], THRESHOLD]
+
+    def lowest(self, feeds: Int64Array) -> Float64Array:
+        """Return the floors of feeds that take every message that shares a word."""
+        return np.where(self._buffers.table["is_nearest"][feeds] != 0, LOWEST[NEAREST], LOWEST[TOPK])
+
+    def set(self, feeds: Int64Array, floors: Float64Array) -> None:
+        """Give feeds the floors that they are to be posted for."""
+        slots = self._buffers.table["slot"][feeds]
+        numbers = self._store.columns.numbers
+        numbers[slots, THRESHOLD] = floors
+        is_nearest = self._buffers.table["is_nearest"][feeds] != 0
+        numbers[slots[is_nearest], BLEND_WEIGHT] = floors[is_nearest]
+
+    def post(self, feeds: Int64Array) -> None:
+        """Let the index know that feeds have other floors."""
+        if feeds.size:
+            self._store.repost(self._buffers.table["slot"][feeds].astype(np.int64))
+
+    def risen(self, feeds: Int64Array) -> Float64Array:
+        """Return the floors that feeds should have for what their buffers hold; none is lower than it was."""
+        rises = self._policy.floor_rises
+        floors = self.of(feeds)
+        if rises == "never":
+            return floors
+        table = self._buffers.table[feeds]
+        if rises == "rarely":
+            sizes, most = self._kept_sizes(table["k"])
+            self._buffers.table["most"][feeds] = most
+            is_risen = table["size"] > most
+        else:
+            sizes = self.wanted_sizes(table["k"])
+            is_risen = (table["size"] > sizes) | ((table["size"] >= table["k"]) & (floors > self.lowest(feeds)))
+        ranks = np.minimum(sizes, table["size"])[is_risen] - 1
+        floors[is_risen] = np.maximum(floors[is_risen], self._buffers.scores_at(feeds[is_risen], ranks))
+        return floors
+
+    def wanted_sizes(self, ks: Int64Array) -> Int64Array:
+        """Return how many of the best messages buffers of feeds should start with."""
+        assert self._window is not None
+        n_messages = max(1, self._window.current_size)
+        some, places = np.unique(ks, return_inverse=True)
+        return np.array([self._policy.size(k, n_messages) for k in some.tolist()], np.int64)[places]
+
+    def _kept_sizes(self, ks: Int64Array) -> Int64Array:
+        """Return how many entries buffers should have, and how many they may have before their floors rise."""
+        assert self._window is not None
+        some, places = np.unique(ks, return_inverse=True)
+        sizes = [kept_sizes(k, n) for k, n in zip(some.tolist(), self.wanted_sizes(some).tolist(), strict=True)]
+        return np.array(sizes, np.int64).reshape(-1, 2)[places].T

@@ -1,0 +1,149 @@
+"""From "might match" to "does match": an index proposes, the kernels and shapely decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nearcast.arrays import BoolArray, Float64Array, Int64Array, objects
+from nearcast.columns import MessageColumns, SubscriptionColumns, rows_between
+from nearcast.index.candidates import Pairs
+from nearcast.index.subscription_store import SubscriptionStore
+from nearcast.kernels.verify import verify
+from nearcast.model import Geographic, Space
+from nearcast.space.regions import POLYGON, is_in_polygon
+
+# Fewer messages, or fewer pairs of a message and a subscription, are not worth a thread.
+MIN_ROWS_OF_A_TASK = 64
+MIN_PAIRS_OF_A_TASK = 1 << 26
+# The candidates of at most this many messages stay in the cache.
+MAX_ROWS_OF_A_TASK = 4096
+
+
+class Matches(NamedTuple):
+    """Message `rows[i]` matches the subscription at `slots[i]`; NaN stands for no score and no distance.
+
+    Millions of them have neither; then there is None in place of the arrays.
+    """
+
+    rows: Int64Array
+    slots: Int64Array
+    scores: Float64Array | None
+    distances: Float64Array | None
+
+    def chosen(self, wanted: BoolArray | Int64Array) -> Matches:
+        """Return some of the matches, by a mask or by their places."""
+        scores, distances = (part if part is None else part[wanted] for part in self[2:])
+        return Matches(self.rows[wanted], self.slots[wanted], scores, distances)
+
+
+NO_MATCHES = Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), None, None)
+
+
+def filled(values: Float64Array | None, size: int) -> Float64Array:
+    """Return scores or distances as an array, NaN if there are none."""
+    return np.full(size, np.nan) if values is None else values
+
+
+def matches(
+    pairs: Pairs,
+    subscriptions: SubscriptionColumns,
+    polygons: Mapping[int, Any],
+    messages: MessageColumns,
+    space: Space,
+) -> Matches:
+    """Return the pairs that match; `polygons` holds the geometry of each slot that has one."""
+    if pairs.is_sure is None:
+        numbers = pairs.numbers.T if len(pairs.numbers) else (None, None)
+        return Matches(pairs.rows, pairs.slots, *numbers)
+    rows, slots, is_sure, numbers = pairs
+    is_open, wrong, scores, distances, has_distances = verify(
+        subscriptions, messages, slots, rows, is_sure, isinstance(space, Geographic), space.max_dist
+    )
+    if has_distances and not len(numbers):
+        numbers = np.full((rows.size, 2), np.nan)
+    if len(numbers):
+        numbers[is_open] = np.column_stack([scores, distances])
+        numbers = np.delete(numbers, wrong, axis=0)
+    n_kept = rows.size - wrong.size
+    found = Matches(rows[:n_kept], slots[:n_kept], *(numbers.T if len(numbers) else (None, None)))
+    return _in_polygons(found, subscriptions, polygons, messages, space) if polygons else found
+
+
+def _in_polygons(
+    found: Matches,
+    subscriptions: SubscriptionColumns,
+    polygons: Mapping[int, Any],
+    messages: MessageColumns,
+    space: Space,
+) -> Matches:
+    """Return what is left once those who asked for a polygon have been looked at."""
+    asked = np.flatnonzero(subscriptions.shapes[found.slots] == POLYGON)
+    if not asked.size:
+        return found
+    rows = found.rows[asked]
+    shapes = objects([polygons[slot] for slot in found.slots[asked].tolist()])
+    is_match = np.ones(found.rows.size, bool)
+    is_match[asked] = is_in_polygon(space, shapes, messages.x[rows], messages.y[rows])
+    return found.chosen(is_match)
+
+
+def joined(blocks: Iterable[Matches]) -> Matches:
+    """Return the matches of all blocks in one."""
+    parts = list(blocks)
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return NO_MATCHES
+    rows, slots = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    scores, distances = (
+        None
+        if all(column is None for column in columns)
+        else np.concatenate([filled(column, part.rows.size) for column, part in zip(columns, parts, strict=True)])
+        for columns in ([part.scores for part in parts], [part.distances for part in parts])
+    )
+    return Matches(rows, slots, scores, distances)
+
+
+class Matcher:
+    """Finds which subscriptions of a store messages match; a batch is divided among the threads of a pool."""
+
+    def __init__(self, store: SubscriptionStore, pool: ThreadPoolExecutor | None = None):
+        self._store, self._pool = store, pool
+        self._n_tasks = 1 if pool is None else 4 * pool._max_workers
+
+    def matches(self, pairs: Pairs, messages: MessageColumns) -> Matches:
+        """Return the pairs that match."""
+        store = self._store
+        return matches(pairs, store.columns, store.polygons, messages, store.space)
+
+    def found(self, messages: MessageColumns, *, only_kept: bool = False) -> tuple[Matches, int]:
+        """Return all matches of a batch of messages, and how many candidates were verified.
+
+        With `only_kept` matches of subscriptions that keep no results may be missing.
+        """
+        n_messages = messages.x.size
+        least = max(1, min(MIN_ROWS_OF_A_TASK, MIN_PAIRS_OF_A_TASK // max(1, len(self._store))))
+        step = max(least, min(MAX_ROWS_OF_A_TASK, -(-n_messages // self._n_tasks)))
+        if n_messages <= step:
+            return self._found_in(messages, 0, n_messages, only_kept)
+        divide = map if self._pool is None else self._pool.map
+        some_found = partial(self._found_in, messages, step=step, only_kept=only_kept)
+        parts = list(divide(some_found, range(0, n_messages, step)))
+        return joined([part for part, _ in parts]), sum(n for _, n in parts)
+
+    def _found_in(self, messages: MessageColumns, start: int, step: int, only_kept: bool) -> tuple[Matches, int]:
+        some = rows_between(messages, start, start + step)
+        n_candidates = 0
+        blocks = []
+        for pairs in self._store.candidates(some, only_kept=only_kept):
+            n_candidates += pairs.rows.size
+            block = self.matches(pairs, some)
+            if start:
+                np.add(block.rows, start, out=block.rows)
+            blocks.append(block)
+        return joined(blocks), n_candidates

@@ -1,0 +1,1 @@
+"""What changed because somebody moved? Differences, and fences that hold some of them back."""

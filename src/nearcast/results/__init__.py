@@ -1,1 +1,0 @@
-"""What is each answer now? The window of messages, and the standings of top-k and nearest subscriptions."""

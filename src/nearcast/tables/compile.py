@@ -1,0 +1,219 @@
+"""From what a user wrote to what the kernels read: subscriptions as flat columns.
+
+Two steps, so that a bad subscription changes nothing: `parsed` checks one against the space and the analyzer;
+`compiled` gives the good ones their token ids and lays them out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from nearcast.arrays import Int64Array, ragged
+from nearcast.columns import BLEND_WEIGHT, SubscriptionColumns
+from nearcast.errors import NearcastError, Rejection
+from nearcast.kernels.verify import BOOLEAN, NEAREST, TOPK
+from nearcast.model import (
+    KINDS,
+    SIMILARITIES,
+    Boolean,
+    Geographic,
+    Id,
+    Nearest,
+    Polygon,
+    Similar,
+    Space,
+    Subscription,
+    TopK,
+)
+from nearcast.scoring.textual import unit_vectors
+from nearcast.space.distance import check_in_space, is_in_space
+from nearcast.space.regions import ANYWHERE, BOX, shape_and_numbers
+from nearcast.tables.subscription_tables import PlainRows, plain_rows, subscriptions_of_table
+from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
+from nearcast.text.vocabulary import Vocabulary
+
+
+class Parsed(NamedTuple):
+    """A subscription that passed every check; `tokens` in order of occurrence."""
+
+    kind: int
+    tokens: Sequence[str]
+    clauses: Sequence[Clause] = ()
+    numbers: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    shape: int = 0
+    polygon: Any = None
+    similarity: int = 0
+    k: int = 0
+
+
+def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space, *, has_window: bool = True) -> Parsed:
+    """Check a subscription against the space and find its words; the vocabulary stays as it is."""
+    if isinstance(subscription, TopK) and not has_window:
+        raise NearcastError("kind is topk, which needs a window; give window=CountWindow(...) or TimeWindow(...)")
+    kind = KINDS.index(subscription.kind)
+    analyzer = vocabulary.analyzer
+    if isinstance(subscription, Boolean):
+        source = subscription.expression
+        expression = parse(source, analyzer) if isinstance(source, str) else all_of(source, analyzer)
+        shape, numbers = shape_and_numbers(space, subscription.within)
+        polygon = subscription.within.geometry if isinstance(subscription.within, Polygon) else None
+        return Parsed(kind, expression.tokens, expression.clauses, numbers, shape, polygon)
+    words = subscription.text
+    tokens = analyzer.tokens(words) if isinstance(words, str) else [*filter(None, map(analyzer.normalised, words))]
+    if not tokens:
+        raise NearcastError(f"text is {words!r}; it must hold at least one word")
+    check_in_space(space, "at", *subscription.at)
+    x, y = subscription.at
+    if isinstance(subscription, Similar):
+        numbers = (x, y, subscription.text_weight, subscription.threshold)
+        return Parsed(kind, tokens, numbers=numbers, similarity=SIMILARITIES.index(subscription.similarity))
+    # Until there are results, every message that shares a word is good enough.
+    weight, floor = (subscription.spatial_weight, 0.0) if isinstance(subscription, TopK) else (-math.inf, -math.inf)
+    return Parsed(kind, tokens, numbers=(x, y, weight, floor), k=subscription.k)
+
+
+def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -> SubscriptionColumns:
+    """Return checked subscriptions as columns, registered under the numbers from `first_order` on."""
+    ids_of_rows, counts_of_rows, required, forbidden = [], [], [], []
+    for row in rows:
+        numbers = {token: vocabulary.admit(token) for token in row.tokens}
+        # A boolean subscription has its words in its clauses.
+        counts = {} if row.kind == BOOLEAN else Counter(map(numbers.__getitem__, row.tokens))
+        ids_of_rows.append(sorted(counts))
+        counts_of_rows.append([counts[number] for number in ids_of_rows[-1]])
+        for clause in row.clauses:
+            required.append(sorted(map(numbers.__getitem__, clause.required)))
+            forbidden.append(sorted(map(numbers.__getitem__, clause.forbidden)))
+    token_offsets, token_ids = ragged(ids_of_rows, np.int32)
+    required_offsets, required_ids = ragged(required, np.int32)
+    forbidden_offsets, forbidden_ids = ragged(forbidden, np.int32)
+    _, token_counts = ragged(counts_of_rows, np.int32)
+    token_weights = vocabulary.weights(token_ids)
+    kinds = np.array([row.kind for row in rows], np.int8)
+    if any(row.kind == TOPK for row in rows):
+        is_topk = np.repeat(kinds == TOPK, np.diff(token_offsets))
+        token_weights[is_topk] = unit_vectors(token_offsets.astype(np.int64), token_weights, token_counts)[is_topk]
+    return SubscriptionColumns(
+        kinds=kinds,
+        orders=np.arange(first_order, first_order + len(rows)),
+        numbers=np.array([row.numbers for row in rows], np.float64).reshape(-1, 4),
+        ks=np.array([row.k for row in rows], np.int32),
+        similarities=np.array([row.similarity for row in rows], np.int8),
+        shapes=np.array([row.shape for row in rows], np.int8),
+        token_offsets=token_offsets,
+        token_ids=token_ids,
+        token_weights=token_weights,
+        clause_offsets=np.array([0, *accumulate(len(row.clauses) for row in rows)], np.int32),
+        required_offsets=required_offsets,
+        required_ids=required_ids,
+        forbidden_offsets=forbidden_offsets,
+        forbidden_ids=forbidden_ids,
+    )
+
+
+def compiled_rows(
+    plain: PlainRows, vocabulary: Vocabulary, space: Space, first_order: int
+) -> SubscriptionColumns | None:
+    """Return plain rows as columns, all at once; None if a row needs a closer look."""
+    n = len(plain.ids)
+    kind = KINDS.index(plain.kind)
+    if not _is_in_place(plain, space):
+        return None
+    words = vocabulary.of_keywords(plain.keywords)
+    sizes = np.diff(words.token_offsets)
+    if sizes.min(initial=1) < 1 or (kind == BOOLEAN and sizes.max(initial=0) > MAX_LITERALS):
+        # The words stay admitted, in the order in which the closer look will meet them.
+        return None
+    columns = compiled([], vocabulary, 0)._replace(
+        kinds=np.full(n, kind, np.int8),
+        orders=np.arange(first_order, first_order + n),
+        numbers=plain.numbers,
+        ks=plain.ks.astype(np.int32),
+        similarities=plain.similarities,
+        shapes=np.full(n, BOX if kind == BOOLEAN else ANYWHERE, np.int8),
+        token_offsets=np.zeros(n + 1, np.int32),
+        clause_offsets=np.zeros(n + 1, np.int32),
+    )
+    if kind == BOOLEAN:
+        return columns._replace(
+            clause_offsets=np.arange(n + 1, dtype=np.int32),
+            required_offsets=words.token_offsets.astype(np.int32),
+            required_ids=words.token_ids,
+            forbidden_offsets=np.zeros(n + 1, np.int32),
+        )
+    weights = vocabulary.weights(words.token_ids)
+    if kind == TOPK:
+        weights = unit_vectors(words.token_offsets, weights, words.token_counts)
+    if kind == NEAREST:
+        columns.numbers[:, BLEND_WEIGHT:] = -math.inf
+    return columns._replace(
+        token_offsets=words.token_offsets.astype(np.int32), token_ids=words.token_ids, token_weights=weights
+    )
+
+
+def compiled_table(
+    table: pa.Table, vocabulary: Vocabulary, space: Space, *, has_window: bool
+) -> tuple[SubscriptionColumns, Int64Array, list[Rejection]]:
+    """Return the good rows of a table as columns, which rows they are, and the bad ones with their reasons."""
+    plain = plain_rows(table)
+    if plain is not None and (plain.kind != "topk" or has_window):
+        columns = compiled_rows(plain, vocabulary, space, 0)
+        if columns is not None:
+            return columns, np.arange(len(plain.ids)), []
+    good, rejections = checked_rows(
+        subscriptions_of_table(table), lambda item: parsed(item, vocabulary, space, has_window=has_window)
+    )
+    return (
+        compiled([row.parsed for row in good], vocabulary, 0),
+        np.array([row.number for row in good], np.int64),
+        rejections,
+    )
+
+
+class CheckedRow(NamedTuple):
+    """A good row of many subscriptions."""
+
+    number: int
+    id: Id
+    parsed: Parsed
+
+
+def checked_rows(
+    items: Iterable[Subscription | Rejection], check: Callable[[Subscription], Parsed]
+) -> tuple[list[CheckedRow], list[Rejection]]:
+    """Check subscriptions one by one; return the good ones, and the bad ones with their reasons."""
+    good: list[CheckedRow] = []
+    rejections: list[Rejection] = []
+    for number, item in enumerate(items):
+        if isinstance(item, Rejection):
+            rejections.append(item)
+            continue
+        if not isinstance(item, (Boolean, Similar, TopK, Nearest)):
+            raise NearcastError(f"item {number} is {item!r}; it must be a Boolean, Similar, TopK or Nearest")
+        try:
+            good.append(CheckedRow(number, item.id, check(item)))
+        except NearcastError as error:
+            rejections.append(Rejection(number, item.id, str(error)))
+    return good, rejections
+
+
+def last_of_each(ids: Sequence[Id]) -> Int64Array:
+    """Return the place of the last of all equal ids, for each; in order."""
+    return np.sort(np.fromiter({key: place for place, key in enumerate(ids)}.values(), np.int64))
+
+
+def _is_in_place(plain: PlainRows, space: Space) -> bool:
+    """Whether all points lie in the space, and boxes are as they should be."""
+    low, high = plain.numbers[:, :2].T, plain.numbers[:, 2:].T
+    if plain.kind != "boolean":
+        return bool(is_in_space(space, low[0], low[1]).all())
+    if isinstance(space, Geographic):
+        return bool(is_in_space(space, low[0], low[1]).all() and is_in_space(space, high[0], high[1]).all())
+    return bool((low[0] <= high[0]).all())
