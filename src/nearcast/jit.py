@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 import numba
 from llvmlite import ir
 from numba.core import cgutils, config, types
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.experimental import structref
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., object])
+
+
+class KernelFiles(IndexDataCacheFile):
+    """The cached machine code of one kernel: one file for each signature, named by a digest of it.
+
+    Numba numbers the files and lists them in an index. Two processes that compile at the same time may give one number
+    to two signatures; a kernel is then called with arguments of another type, and the process crashes. Here every
+    signature has a file of its own, replaced atomically, and no index.
+    """
+
+    def save(self, key: tuple[Hashable, ...], data: object) -> None:
+        """Write the code of one signature, in place of an older version of it."""
+        self._save_data(self._file_name(key), (self._version, self._source_stamp, key, data))
+
+    def load(self, key: tuple[Hashable, ...]) -> object | None:
+        """Return the code of one signature, or None if there is none for these sources and this version of Numba."""
+        try:
+            version, stamp, saved_key, data = self._load_data(self._file_name(key))
+        except FileNotFoundError:
+            return None
+        return data if (version, stamp, saved_key) == (self._version, self._source_stamp, key) else None
+
+    def _file_name(self, key: tuple[Hashable, ...]) -> str:
+        signature, processor, _bytecode = key
+        digest = hashlib.sha256(repr((signature, processor)).encode()).hexdigest()
+        return self._index_name.removesuffix("nbi") + digest[:20] + ".nbc"
+
+
+class KernelCache(FunctionCache):
+    """Numba's cache of a function, in files that processes may write at the same time."""
+
+    def __init__(self, function: Callable[..., object]):
+        super().__init__(function)
+        self._cache_file = KernelFiles(
+            self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
+        )
 
 
 def kernel(function: F) -> F:
@@ -19,11 +57,14 @@ def kernel(function: F) -> F:
 
     With NUMBA_DISABLE_JIT=1 the function runs as plain Python and gives the same answers.
     """
-    try:
-        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
-    except RuntimeError:
-        # Nowhere to keep the cache: compile in every process rather than not run at all.
-        return cast(F, numba.njit(nogil=True, error_model="numpy")(function))
+    compiled = numba.njit(nogil=True, error_model="numpy")(function)
+    if not config.DISABLE_JIT:  # type: ignore[attr-defined]
+        try:
+            compiled._cache = KernelCache(function)
+        except RuntimeError:
+            # No folder can be written: compile in every process rather than not run at all.
+            pass
+    return cast(F, compiled)
 
 
 if config.DISABLE_JIT:  # type: ignore[attr-defined]
