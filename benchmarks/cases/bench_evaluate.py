@@ -72,10 +72,8 @@ def main() -> None:
 def scored(columns: Columns, workload: Workload, n: int, kind: int) -> SubscriptionColumns:
     """Return top-k or nearest subscriptions as columns."""
     some = columns.of_subscriptions(workload.interests(n))
-    numbers = some.numbers.copy()
-    numbers[:, 3] = 0
     units = unit_vectors(some.token_offsets, some.token_weights, np.ones(some.token_ids.size, np.int64))
-    return some._replace(kinds=np.full(n, kind, np.int8), numbers=numbers, token_weights=units)
+    return some._replace(kinds=np.full(n, kind, np.int8), token_weights=units)
 
 
 def between(messages: MessageColumns, start: int, stop: int) -> MessageColumns:

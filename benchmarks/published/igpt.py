@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from nearcast.arrays import Growable, taken_rows
-from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, SubscriptionColumns, X, Y
+from nearcast.columns import BLEND_WEIGHT, MessageColumns, SubscriptionColumns, X, Y
 from nearcast.index.candidates import Pairs, unverified
 from nearcast.jit import kernel
 from nearcast.kernels.verify import TOPK
@@ -170,7 +170,7 @@ class IgptIndex(PublishedIndex):
 
     def _set_floors(self, entries: Any) -> None:
         records = self._records.values
-        floors = np.maximum(self._columns.numbers[records["slot"][entries], THRESHOLD], 0)
+        floors = np.maximum(self._columns.floors[records["slot"][entries]], 0)
         records["floor"][entries] = floors
         # Nothing is known of those without alpha*: a floor of 0 is always reached.
         gaps = 1 - records["alpha"][entries]

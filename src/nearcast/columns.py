@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nearcast.arrays import Float64Array, Int8Array, Int32Array, Int64Array, taken_rows
+from nearcast.arrays import AnyArray, Float64Array, Int8Array, Int32Array, Int64Array, taken_rows
 
 NO_TIME = -(2**63)
 
@@ -33,6 +33,8 @@ class SubscriptionColumns(NamedTuple):
     kinds: Int8Array  # place in model.KINDS
     orders: Int64Array  # registration number
     numbers: Float64Array  # (n, 4): the region (boolean, see space/regions.py); else X, Y, BLEND_WEIGHT, THRESHOLD
+    floors: Float64Array  # the least score that can enter the results (topk; nearest: minus a distance); moves
+    posted_floors: Float64Array  # the floor that the index has posted it for, at most the floor; moves
     ks: Int32Array  # (topk, nearest)
     similarities: Int8Array  # place in model.SIMILARITIES (similar)
     shapes: Int8Array  # shape code (boolean)
@@ -47,8 +49,7 @@ class SubscriptionColumns(NamedTuple):
 
 
 # Places in the numbers of a subscription that is not boolean. The blend weight is the text_weight of a similarity and
-# the spatial_weight of a top-k subscription. The threshold of the latter is its floor, the score from which on messages
-# are kept; of a nearest one, minus the distance, and its blend weight is the floor that it was posted for. Floors move.
+# the spatial_weight of a top-k subscription; only a similarity has a threshold.
 X, Y, BLEND_WEIGHT, THRESHOLD = range(4)
 
 
@@ -58,7 +59,7 @@ def taken(columns: SubscriptionColumns, slots: Int64Array) -> SubscriptionColumn
     clause_offsets, clauses = taken_rows(columns.clause_offsets, slots)
     required_offsets, required = taken_rows(columns.required_offsets, clauses)
     forbidden_offsets, forbidden = taken_rows(columns.forbidden_offsets, clauses)
-    ragged_fields = {
+    ragged_fields: dict[str, AnyArray] = {
         "token_offsets": token_offsets,
         "token_ids": columns.token_ids[tokens],
         "token_weights": columns.token_weights[tokens],

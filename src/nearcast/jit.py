@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
@@ -59,11 +60,9 @@ def kernel(function: F) -> F:
     """
     compiled = numba.njit(nogil=True, error_model="numpy")(function)
     if not config.DISABLE_JIT:  # type: ignore[attr-defined]
-        try:
-            compiled._cache = KernelCache(function)
-        except RuntimeError:
-            # No folder can be written: compile in every process rather than not run at all.
-            pass
+        # Where no folder can be written, compile in every process rather than not run at all.
+        with contextlib.suppress(RuntimeError):
+            compiled._cache = KernelCache(function)  # type: ignore[attr-defined]
     return cast(F, compiled)
 
 

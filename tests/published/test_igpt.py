@@ -102,7 +102,8 @@ def test_a_list_that_is_passed_over_counts_all_the_same():
     subscriptions = compiled([], vocabulary, 0)._replace(
         kinds=np.full(2, TOPK, np.int8),
         orders=np.arange(2),
-        numbers=np.array([[0.5, 0.5, 0.0, 0.415], [0.5, 0.5, 0.0, 0.418]]),
+        numbers=np.array([[0.5, 0.5, 0.0, 0.0]] * 2),
+        floors=np.array([0.415, 0.418]),
         ks=np.ones(2, np.int32),
         token_offsets=np.array([0, 9, 10], np.int32),
         token_ids=np.array([*words, words[6]], np.int32),

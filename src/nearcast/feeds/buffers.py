@@ -130,7 +130,7 @@ class Buffers:
         self._free += feeds.tolist()
 
     def insert(
-        self, clock: Clock, news: News, numbers: Any, *, batch: int = NO_BATCH, lifted: Any = NO_FLOORS
+        self, clock: Clock, news: News, floors: Any, *, batch: int = NO_BATCH, lifted: Any = NO_FLOORS
     ) -> Inserted:
         """Drop what has expired, insert what is new and has at least the floor, as kernels/skyband.py has it."""
         needed = self.table["size"][news.feeds] + np.diff(news.offsets)
@@ -146,7 +146,7 @@ class Buffers:
             feeds = news.feeds[part]
             some = (feeds, news.offsets[part.start : part.stop + 1], news.arrivals, news.scores)
             due = (oldest[part], states[part])
-            rows, *best = update(clock, table, entries, numbers, *some, lifted[part], batch, *due)
+            rows, *best = update(clock, table, entries, floors, *some, lifted[part], batch, *due)
             return Before(feeds[rows], Best(*best))
 
         before = self.divided(news.feeds.size, update_some)

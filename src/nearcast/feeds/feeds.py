@@ -203,8 +203,8 @@ class Feeds:
         """Drop what has expired, insert what is new, and note when feeds are to be looked at."""
         is_lagging = self._window is not None and self._policy.floor_rises == "always"
         lifted = self._floors.risen(news.feeds) if is_lagging else NO_FLOORS
-        numbers = self._store.columns.numbers
-        inserted = self._buffers.insert(self._clock, news, numbers, batch=batch, lifted=lifted)
+        floors = self._store.columns.floors
+        inserted = self._buffers.insert(self._clock, news, floors, batch=batch, lifted=lifted)
         is_due = inserted.oldest < NEVER
         if is_due.any():
             self._log.add(inserted.oldest[is_due], news.feeds[is_due])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from nearcast.arrays import Float64Array, Int64Array
-from nearcast.columns import BLEND_WEIGHT, THRESHOLD
 from nearcast.feeds.buffer_policy import BufferPolicy
 from nearcast.feeds.buffers import Buffers
 from nearcast.feeds.feed_window import FeedWindow
@@ -17,14 +16,14 @@ LOWEST = {TOPK: 0.0, NEAREST: -np.inf}
 
 
 class Floors:
-    """Reads and sets the floors of feeds where the index looks for them: in the numbers of the subscriptions."""
+    """Reads and sets the floors of feeds where the index looks for them: in the columns of the subscriptions."""
 
     def __init__(self, store: SubscriptionStore, buffers: Buffers, window: FeedWindow | None, policy: BufferPolicy):
         self._store, self._buffers, self._window, self._policy = store, buffers, window, policy
 
     def of(self, feeds: Int64Array) -> Float64Array:
         """Return the floors that feeds are posted for."""
-        return self._store.columns.numbers[self._buffers.table["slot"][feeds], THRESHOLD]
+        return self._store.columns.floors[self._buffers.table["slot"][feeds]]
 
     def lowest(self, feeds: Int64Array) -> Float64Array:
         """Return the floors of feeds that take every message that shares a word."""
@@ -33,10 +32,9 @@ class Floors:
     def set(self, feeds: Int64Array, floors: Float64Array) -> None:
         """Give feeds the floors that they are to be posted for."""
         slots = self._buffers.table["slot"][feeds]
-        numbers = self._store.columns.numbers
-        numbers[slots, THRESHOLD] = floors
-        is_nearest = self._buffers.table["is_nearest"][feeds] != 0
-        numbers[slots[is_nearest], BLEND_WEIGHT] = floors[is_nearest]
+        columns = self._store.columns
+        columns.floors[slots] = floors
+        columns.posted_floors[slots] = floors
 
     def post(self, feeds: Int64Array) -> None:
         """Let the index know that feeds have other floors."""

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from nearcast.columns import BLEND_WEIGHT, THRESHOLD
 from nearcast.jit import kernel, lowest_bit, prefetch
 from nearcast.kernels.balls import BLOCK, FAR, balls_with, coordinates, scale_of, shrink
 from nearcast.kernels.postings import (
@@ -330,6 +329,8 @@ def probe(
     s_token_ids = s.token_ids
     s_token_weights = s.token_weights
     s_numbers = s.numbers
+    floors = s.floors
+    posted_floors = s.posted_floors
     clause_offsets = s.clause_offsets
     forbidden_offsets = s.forbidden_offsets
     forbidden_ids = s.forbidden_ids
@@ -435,11 +436,11 @@ def probe(
             alike = 0.0
             if is_nearest:
                 # Skip stale postings: the subscription was posted again for its current floor.
-                if -away < least or least != s_numbers[slot, BLEND_WEIGHT]:
+                if -away < least or least != posted_floors[slot]:
                     continue
-                if -away < s_numbers[slot, THRESHOLD]:
+                if -away < floors[slot]:
                     # A false hit: there are nearer results by now. Shrink the ball.
-                    shrink(balls, summaries, hits[i], -s_numbers[slot, THRESHOLD] / scale, max_dist / scale)
+                    shrink(balls, summaries, hits[i], -floors[slot] / scale, max_dist / scale)
                     continue
             # A cosine may be above 1 by its rounding.
             if is_topk and blend(weight, near, 1.0 + SLACK) < least:
@@ -476,7 +477,7 @@ def probe(
                 score = blend(weight, near, alike) if is_topk else blend(weight, alike, near)
                 if score < least:
                     continue
-            if is_topk and least != s_numbers[slot, THRESHOLD]:
+            if is_topk and least != posted_floors[slot]:
                 continue
             if has_dead and not is_alive[slot]:
                 continue

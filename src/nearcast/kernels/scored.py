@@ -83,10 +83,10 @@ def radius_of(s: Any, slot: int, weight: float, count: int, max_dist: float) -> 
     """Return how near a message must be that shares words of this weight and number at most; negative for never."""
     numbers = s.numbers[slot]
     if s.kinds[slot] == NEAREST:
-        return -numbers[THRESHOLD]
+        return -s.floors[slot]
     if s.kinds[slot] == TOPK:
         # A message has unit length too, so the cosine is at most the length of the shared part.
-        return reach(1.0 - numbers[BLEND_WEIGHT], numbers[THRESHOLD], math.sqrt(weight), max_dist)
+        return reach(1.0 - numbers[BLEND_WEIGHT], s.floors[slot], math.sqrt(weight), max_dist)
     n_words = s.token_offsets[slot + 1] - s.token_offsets[slot]
     whole = weight_up_to(s, slot, n_words - 1)
     bound = text_upper_bound(s.similarities[slot], weight, whole, count, n_words)
@@ -127,7 +127,7 @@ def line_of(s: Any, slot: int, rank: int, following: int, max_dist: float) -> An
     # The cosine is at most `own * unit` and the length of the rest.
     spatial_weight = s.numbers[slot, BLEND_WEIGHT]
     text_weight = 1.0 - spatial_weight
-    missing = s.numbers[slot, THRESHOLD] - LINE_SLACK - text_weight * math.sqrt(rest)
+    missing = s.floors[slot] - LINE_SLACK - text_weight * math.sqrt(rest)
     scale = max_dist / max(spatial_weight, MIN_SPATIAL_WEIGHT)
     least = max_dist - missing * scale
     slope = text_weight * own * scale
@@ -245,7 +245,7 @@ def with_posting(
     record["x"] = numbers[X]
     record["y"] = numbers[Y]
     record["blend_weight"] = numbers[BLEND_WEIGHT]
-    record["threshold"] = numbers[BLEND_WEIGHT if s.kinds[slot] == NEAREST else THRESHOLD]
+    record["threshold"] = numbers[THRESHOLD] if s.kinds[slot] == SIMILAR else s.posted_floors[slot]
     record["whole"] = whole
     for i in range(MAX_KEPT_WORDS):
         record["words"][i] = tokens[i] if i < tokens.size else NEVER

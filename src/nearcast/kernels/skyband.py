@@ -2,7 +2,7 @@
 
 feeds      FEED: whose buffer lies where
 entries    ENTRY: the buffers; each in order of rank, the best first
-numbers    of the subscriptions by slot, as in SubscriptionColumns: THRESHOLD is the floor
+floors     float64, of the subscriptions by slot
 clock      Clock: how to tell which of two messages is newer, and which have expired
 
 A buffer holds every current message with at least the floor of its subscription, except those that are dominated by
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearcast.columns import THRESHOLD
 from nearcast.jit import kernel, prefetch
 
 # k is 0 for an unused one. `wakes` is the time when it is due, `batch` the last one that changed it, `most` the number
@@ -182,7 +181,7 @@ def update(
     clock: Any,
     feeds: Any,
     entries: Any,
-    numbers: Any,
+    floors: Any,
     rows: Any,
     offsets: Any,
     arrivals: Any,
@@ -195,7 +194,7 @@ def update(
     """Evict expired entries from the buffers of some feeds and insert new ones, by feed in order of arrival.
 
     offsets, arrivals, scores   ragged rows, one for each of `rows`; a message may be there twice
-    lifted                      floors to be used instead of those in `numbers`, if there are any
+    lifted                      floors that replace those in `floors`, if there are any
     oldest                      filled in: when the feed is due, if that is not logged yet, else NEVER
     states                      filled in: TOO_SHORT, TOO_LONG or 0
 
@@ -228,12 +227,11 @@ def update(
     kept_scores = np.empty(n_kept, np.float64)
     n_new = 0
     n_kept = 0
-    flat_numbers = numbers.reshape(-1)
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch(feeds, rows[i + AHEAD])
             ahead = feeds[rows[i + AHEAD // 2]]
-            prefetch(flat_numbers, np.int64(ahead["slot"]) * numbers.shape[1])
+            prefetch(floors, ahead["slot"])
             for line in range(0, ahead["size"], ENTRIES_OF_A_LINE):
                 prefetch(entries, ahead["start"] + line)
         feed = feeds[rows[i]]
@@ -251,7 +249,7 @@ def update(
             kept_rows[n_new] = i
             n_new += 1
             kept_offsets[n_new] = n_kept
-        posted = numbers[feed["slot"], THRESHOLD]
+        posted = floors[feed["slot"]]
         floor = lifted[i] if lifted.size else posted
         least = NEVER
         if has_window:
@@ -287,7 +285,7 @@ def update(
                     least = min(least, recency(has_times, times, first_row, arrival))
         if not has_window:
             if feed["size"] >= feed["k"]:
-                numbers[feed["slot"], THRESHOLD] = entries[start + feed["k"] - 1]["score"]
+                floors[feed["slot"]] = entries[start + feed["k"] - 1]["score"]
             continue
         if least < NEVER and (feed["wakes"] < least_recency or feed["wakes"] > least):
             feed["wakes"] = least

@@ -6,7 +6,6 @@ Two steps, so that a bad subscription changes nothing: `parsed` checks one again
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -15,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nearcast.arrays import Int64Array, ragged
-from nearcast.columns import BLEND_WEIGHT, SubscriptionColumns
+from nearcast.arrays import Float64Array, Int8Array, Int64Array, ragged
+from nearcast.columns import SubscriptionColumns
 from nearcast.errors import NearcastError, Rejection
 from nearcast.kernels.verify import BOOLEAN, NEAREST, TOPK
 from nearcast.model import (
@@ -74,9 +73,13 @@ def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space, *, 
     if isinstance(subscription, Similar):
         numbers = (x, y, subscription.text_weight, subscription.threshold)
         return Parsed(kind, tokens, numbers=numbers, similarity=SIMILARITIES.index(subscription.similarity))
-    # Until there are results, every message that shares a word is good enough.
-    weight, floor = (subscription.spatial_weight, 0.0) if isinstance(subscription, TopK) else (-math.inf, -math.inf)
-    return Parsed(kind, tokens, numbers=(x, y, weight, floor), k=subscription.k)
+    weight = subscription.spatial_weight if isinstance(subscription, TopK) else 0.0
+    return Parsed(kind, tokens, numbers=(x, y, weight, 0.0), k=subscription.k)
+
+
+def lowest_floors(kinds: Int8Array) -> Float64Array:
+    """Return the floors of subscriptions that take every message that shares a word."""
+    return np.where(kinds == NEAREST, -np.inf, 0.0)
 
 
 def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -> SubscriptionColumns:
@@ -104,6 +107,8 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
         kinds=kinds,
         orders=np.arange(first_order, first_order + len(rows)),
         numbers=np.array([row.numbers for row in rows], np.float64).reshape(-1, 4),
+        floors=lowest_floors(kinds),
+        posted_floors=lowest_floors(kinds),
         ks=np.array([row.k for row in rows], np.int32),
         similarities=np.array([row.similarity for row in rows], np.int8),
         shapes=np.array([row.shape for row in rows], np.int8),
@@ -131,10 +136,13 @@ def compiled_rows(
     if sizes.min(initial=1) < 1 or (kind == BOOLEAN and sizes.max(initial=0) > MAX_LITERALS):
         # The words stay admitted, in the order in which the closer look will meet them.
         return None
+    kinds = np.full(n, kind, np.int8)
     columns = compiled([], vocabulary, 0)._replace(
-        kinds=np.full(n, kind, np.int8),
+        kinds=kinds,
         orders=np.arange(first_order, first_order + n),
         numbers=plain.numbers,
+        floors=lowest_floors(kinds),
+        posted_floors=lowest_floors(kinds),
         ks=plain.ks.astype(np.int32),
         similarities=plain.similarities,
         shapes=np.full(n, BOX if kind == BOOLEAN else ANYWHERE, np.int8),
@@ -151,8 +159,6 @@ def compiled_rows(
     weights = vocabulary.weights(words.token_ids)
     if kind == TOPK:
         weights = unit_vectors(words.token_offsets, weights, words.token_counts)
-    if kind == NEAREST:
-        columns.numbers[:, BLEND_WEIGHT:] = -math.inf
     return columns._replace(
         token_offsets=words.token_offsets.astype(np.int32), token_ids=words.token_ids, token_weights=weights
     )

@@ -21,7 +21,7 @@ def test_buffers_keep_the_best_k_in_blocks_that_are_used_again():
     buffers.table["k"][feeds] = buffers.table["max_dominators"][feeds] = ks
     buffers.table["is_nearest"][feeds] = 1
     buffers.table["slot"][feeds] = feeds
-    numbers = np.full((50, 4), -np.inf)
+    floors = np.full(50, -np.inf)
     scores_of = {int(feed): [] for feed in feeds}
     arrival = 0
     for _ in range(40):
@@ -31,7 +31,7 @@ def test_buffers_keep_the_best_k_in_blocks_that_are_used_again():
         scores = -draw.random(offsets[-1])
         for feed, start, stop in zip(some.tolist(), offsets, offsets[1:], strict=False):
             scores_of[feed] += scores[start:stop].tolist()
-        buffers.insert(NO_WINDOW, News(some, offsets, arrival + np.arange(offsets[-1]), scores), numbers)
+        buffers.insert(NO_WINDOW, News(some, offsets, arrival + np.arange(offsets[-1]), scores), floors)
         arrival += int(offsets[-1])
     for feed, k in zip(feeds.tolist(), ks.tolist(), strict=True):
         assert buffers.of(feed, k)[1].tolist() == sorted(scores_of[feed], reverse=True)[:k]
