@@ -3,7 +3,8 @@
 import pyarrow as pa
 
 from nearcast.spark.folder import FIRST, Folder, Plan
-from nearcast.spark.shards import run_shard, write_input
+from nearcast.spark.inputs import write_input
+from nearcast.spark.shards import run_shard
 from pipelines import SPACE, change_table, message_table
 from table_rows import subscriptions_to_table
 

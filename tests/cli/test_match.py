@@ -253,7 +253,7 @@ def test_on_error_raise_stops_and_writes_nothing(nearcast, tmp_path, bad):
     result = nearcast("match", subscriptions, messages, "-o", tmp_path / "out.csv", "--on-error", "raise")
     assert isinstance(result.exception, NearcastError)
     assert f"{bad[0]}.jsonl: row 1, id" in str(result.exception)
-    assert "--on-error skip takes the other rows" in str(result.exception)
+    assert "--on-error skip processes the other rows" in str(result.exception)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m.jsonl", "s.jsonl"]
 
 

@@ -88,7 +88,7 @@ def test_text_files_are_taken_too_and_the_summary_can_be_read(nearcast, recorded
     files = [recorded[0], tmp_path / "positions.csv", recorded[2]]
     result = nearcast("replay", *files, "-o", tmp_path / "out.parquet", *PLANE)
     assert deliveries(tmp_path / "out.parquet") == EXPECTED
-    assert "4 (1 of others passed over)" in result.stdout
+    assert "4 (1 of unknown subscriptions ignored)" in result.stdout
     assert "+4 -2 in" in result.stdout
 
 

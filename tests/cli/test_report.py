@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nearcast.cli.charts import MAX_POINTS, Course, draw
-from nearcast.cli.report import made_for, read_recorded, totals
+from nearcast.cli.report import read_recorded, settings_line, totals
 from nearcast.cli.show import as_bytes, as_duration
 from nearcast.errors import NearcastError
 
@@ -108,7 +108,7 @@ def test_lines_that_a_crash_cut_off_are_passed_over(nearcast, tmp_path):
     assert [found["batch"] for found in read_recorded(state).lines] == [0, 1, 3]
     result = nearcast("report", state)
     assert result.exit_code == 0, result.output
-    assert "3 lines of metrics.jsonl, maybe cut off by a crash, could not be read" in result.stderr
+    assert "3 lines of metrics.jsonl, maybe truncated by a crash, could not be read" in result.stderr
 
 
 def test_a_repeated_batch_counts_once(tmp_path):
@@ -191,9 +191,9 @@ def test_a_slow_first_batch_does_not_flatten_the_others():
     assert "up to 60 s" in [text.get_text() for text in panel.texts]
 
 
-def test_what_a_pipeline_was_made_for():
+def test_the_settings_are_one_line():
     planar = {"Planar": {"min_x": 0.0, "min_y": 0.0, "max_x": 1.0, "max_y": 1.0, "max_dist": None}}
-    assert made_for({"space": planar, "window": None, "shards": 1}) == (
+    assert settings_line({"space": planar, "window": None, "shards": 1}) == (
         "Planar (min_x 0, min_y 0, max_x 1, max_y 1) · no window · 1 shard"
     )
 

@@ -2,7 +2,7 @@
 
 Time passes by messages and by `advance`.
 
-A fault in an index, a kernel, a window or the standings shows here as a delivery too many, one too few, one in the
+A fault in an index, a kernel, a window or the ranking shows here as a delivery too many, one too few, one in the
 wrong order, or a score that differs in the last bit.
 """
 

@@ -44,7 +44,7 @@ VARIANTS = {
     # Messages become a segment at once, and segments are never merged.
     "adaptive, many segments": (
         "adaptive",
-        {"nearcast.messages.active.MAX_WAITING": 0, "nearcast.messages.active.TIER_RATIO": 0}
+        {"nearcast.messages.active.MAX_PENDING": 0, "nearcast.messages.active.TIER_RATIO": 0}
         | {"nearcast.index.adaptive.MAX_DELTA": 1, "nearcast.index.adaptive.TIER_RATIO": 0},
     ),
 }

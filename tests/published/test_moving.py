@@ -30,8 +30,8 @@ def test_baselines_find_as_many_changes_as_the_broker(is_word_first, half):
     broker.publish_batch([nc.Message(i, *draw.random(2).tolist(), texts[i]) for i in range(n)])
     frequencies = np.arange(len(broker.vocabulary), dtype=float)
     index = MovingIndex(broker._parts.store.columns, frequencies, Grid(-1.0, 3 / 40), is_word_first=is_word_first)
-    [held] = broker._parts.active.segments()
-    index.take(held.segment)
+    [part] = broker._parts.active.segments()
+    index.take(part.segment)
     n_all = 0
     for _ in range(5):
         slots = np.sort(draw.choice(60, 20, replace=False))
@@ -49,8 +49,8 @@ def test_words_that_come_later_have_lists_of_their_own(is_word_first):
     index = MovingIndex(broker._parts.store.columns, np.ones(1), Grid(-1.0, 3 / 40), is_word_first=is_word_first)
     draw = np.random.default_rng(4)
     broker.publish_batch([nc.Message(i, *draw.random(2).tolist(), ["w0", f"late{i % 7}"]) for i in range(200)])
-    [held] = broker._parts.active.segments()
-    index.take(held.segment)
+    [part] = broker._parts.active.segments()
+    index.take(part.segment)
     found = broker.move(pa.table({"id": [0], "x": [0.5], "y": [0.5]}))
     assert found.num_rows > 100
     assert index.move(np.array([0]), broker._parts.store.columns.numbers[:1])[0] == found.num_rows

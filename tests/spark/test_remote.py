@@ -21,7 +21,7 @@ import pytest
 
 import nearcast as nc
 from folders import Killed, made, written
-from nearcast.spark import match, shards
+from nearcast.spark import match, worker
 from nearcast.spark.folder import FIRST, Folder, Plan
 from nearcast.spark.frames import spark_location
 from nearcast.spark.shards import run_shard, shard_after
@@ -51,22 +51,22 @@ def state_elsewhere(tmp_path):
 
 
 class Machine:
-    """A process that holds shards, on a machine of its own."""
+    """A process that caches shards, on a machine of its own."""
 
     def __init__(self, path, monkeypatch):
-        self.path, self.held, self.monkeypatch = path, {}, monkeypatch
+        self.path, self.cache, self.monkeypatch = path, {}, monkeypatch
         path.mkdir(parents=True)
 
     def __enter__(self):
         self.monkeypatch.setattr(tempfile, "tempdir", str(self.path))
-        self.monkeypatch.setattr(shards, "_held", self.held)
+        self.monkeypatch.setattr(worker, "cache", self.cache)
         return self
 
     def __exit__(self, *_):
         pass
 
     def wipe(self):
-        self.held.clear()
+        self.cache.clear()
         for entry in self.path.iterdir():
             shutil.rmtree(entry)
 
@@ -129,12 +129,12 @@ def test_machines_that_die_and_are_lost(tmp_path, monkeypatch, machines, seed, p
                 except Killed:
                     n_deaths += 1
             if draw.random() < 0.7:
-                machine.wipe() if draw.random() < 0.5 else machine.held.clear()
+                machine.wipe() if draw.random() < 0.5 else machine.cache.clear()
         with draw.choice(machines):
             work()
 
     def write(batch):
-        if folder.counts_of_sound_input(batch) is None:
+        if folder.counts_of_intact_input(batch) is None:
             written(sent(folder), scenario, batch)
 
     for batch in range(12):
@@ -164,46 +164,46 @@ def test_damage_is_passed_over_or_mended(tmp_path, machines):
     *_, second, last = sorted((state / "shards" / "000").iterdir())
     assert (int(second.name), int(last.name)) == (4, 6)
 
-    def repeated(machine):
+    def replayed(machine):
         shutil.rmtree(state / "deliveries" / "batch=7")
-        machine.held.clear()
+        machine.cache.clear()
         with machine:
             report = run_shard(sent(folder), 0, 7)
         assert delivered(state) == whole
-        return report.repeated
+        return report.replayed
 
-    assert repeated(other) == 0
+    assert replayed(other) == 0
     # A copy that is damaged is fetched again.
     for file in other.path.rglob("*.arrow"):
         file.write_bytes(b"torn")
-    assert repeated(other) == 0
+    assert replayed(other) == 0
     # An upload that was cut off, though its manifest is there: machines without a copy take an earlier snapshot.
     file = next(last.rglob("*.arrow"))
     content = file.read_bytes()
     file.write_bytes(content[:-1])
-    assert repeated(third) == 2
+    assert replayed(third) == 2
     file.unlink()
-    assert repeated(third) == 2
+    assert replayed(third) == 2
     file.write_bytes(content)
-    assert repeated(third) == 0
+    assert replayed(third) == 0
     # A copy alone says nothing.
     manifest = last / MANIFEST
     content = manifest.read_bytes()
     for bad in (content[:-5], b"{}", None):
         manifest.unlink() if bad is None else manifest.write_bytes(bad)
-        assert repeated(one) == 2
+        assert replayed(one) == 2
     (second / MANIFEST).unlink()
-    assert repeated(one) == 4
+    assert replayed(one) == 4
     # An input that is damaged is written again.
     for file in (state / "inputs" / "0000000007").rglob("*.arrow"):
         file.write_bytes(b"torn")
     with third:
         third.wipe()
-        assert folder.counts_of_sound_input(7) is None
+        assert folder.counts_of_intact_input(7) is None
         assert not folder.has_input(7)
         written(folder, scenario, 7)
-        assert folder.counts_of_sound_input(7)["messages"] == 30
-    assert repeated(third) == 4
+        assert folder.counts_of_intact_input(7)["messages"] == 30
+    assert replayed(third) == 4
 
 
 def test_garbage_goes_and_what_is_needed_stays(tmp_path, machines):
@@ -292,10 +292,10 @@ def test_a_file_system_that_does_not_answer_is_no_damage(tmp_path, monkeypatch, 
     with machines[1], monkeypatch.context() as patched:
         patched.setattr(RemoteTree, "_download", silent)
         with pytest.raises(OSError, match="timed out"):
-            folder.counts_of_sound_input(0)
+            folder.counts_of_intact_input(0)
         with pytest.raises(OSError, match="timed out"):
             folder.open_shard(0, 0)
-    assert folder.counts_of_sound_input(0)["messages"] == 30
+    assert folder.counts_of_intact_input(0)["messages"] == 30
     assert folder.open_shard(0, 0)[2] == FIRST
 
 
@@ -403,7 +403,7 @@ def test_a_stream_goes_on_without_its_copies(spark, tmp_path):
     for name in ("messages", "changes"):
         for file in (later / name).iterdir():
             file.rename(tmp_path / "in" / name / file.name)
-    # Other machines: without copies, and without shards that a worker of this session holds.
+    # Other machines: without copies, and without shards that a worker of this session has cached.
     shutil.rmtree(tree_at("state", state)._copies())
     pipeline = tmp_path / "state" / "PIPELINE.json"
     pipeline.write_text(json.dumps(json.loads(pipeline.read_text()) | {"run": "another"}))
@@ -420,7 +420,7 @@ def test_a_stream_goes_on_without_its_copies(spark, tmp_path):
     assert [line["batch"] for line in lines] == [-1, *range(6)]
     # Notes of Spark that belong to no batch of this state would make it take rows for those of other batches.
     with pytest.raises(
-        Exception, match=r"batch 0 comes though local:.*/state has got to batch 5: the checkpoint is not"
+        Exception, match=r"local:.*/state is at batch 5, but Spark starts batch 0: the checkpoint is not"
     ):
         started(spark, scenario, state, checkpoint=tmp_path / "others").awaitTermination()
     assert delivered(tmp_path / "state") == expected

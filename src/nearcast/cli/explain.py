@@ -44,7 +44,7 @@ def explain(
     window_seconds: WindowSeconds = None,
     vocabulary: VocabularyFile = None,
 ) -> None:
-    """Tell why a message reaches a subscription, or why not.
+    """Explain why a message reaches a subscription, or why not.
 
     Top-k and nearest results are those after the last message of the file.
     """
@@ -67,8 +67,8 @@ def explain(
         values["text"] if values.get("text") is not None else [word for word in values["keywords"] if word is not None]
     )
     x, y = (values[name if name in values else other] for name, other in (("x", "lon"), ("y", "lat")))
-    asked = nc.Message(values["id"], x, y, words, ts=values.get("ts"))
-    explanation = broker.explain(wanted["id"][0].as_py(), asked, published=is_published)
+    explained = nc.Message(values["id"], x, y, words, ts=values.get("ts"))
+    explanation = broker.explain(wanted["id"][0].as_py(), explained, published=is_published)
     output.print(f"[dim]message:[/] {shortened(words, 100)}", highlight=False, soft_wrap=True)
     output.print(Text(str(explanation)), highlight=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""Reading tables of messages and subscriptions from files, and writing deliveries.
+"""Read tables of messages and subscriptions from files, and write tables of deliveries.
 
 Parquet is read by Arrow. CSV, JSON lines and GeoJSON are read row by row, so that one bad row is reported with its
 number and the others proceed. In CSV an empty cell is a missing value and `keywords` are separated by semicolons; a
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,16 +37,17 @@ NUMBERS = (
 STRINGS = ("text", "expression", "kind", "similarity")
 TIMES = ("ts", "expires")
 KNOWN_NAMES = {*NUMBERS, *STRINGS, *TIMES, "id", "keywords", "region"}
-# What a file without a good row is taken to have had, so that it is empty rather than wrong.
+# The columns of a file without valid rows, so that it is an empty table rather than an error.
 EMPTY_SCHEMA = ("id", "kind", "expression", "x", "y", "text")
 OTHER_NAMES = {"lon": "x", "lat": "y", "object_id": "id"}
 
-# Files that are being written, to be removed if the command is stopped.
+Values: TypeAlias = dict[str, Any]  # a row of a file, by column: what JSON can represent
+# Files that are being written; they are removed if the command is stopped.
 unfinished_files: set[Path] = set()
 
 
 class FileRows(NamedTuple):
-    """The rows of a file that could be read, their numbers in the file, and those that could not."""
+    """The readable rows of a file, their numbers in the file, and the rejections of the others."""
 
     table: pa.Table
     numbers: Sequence[int]
@@ -74,7 +75,7 @@ def read_rows(path: Path) -> FileRows:
 
 
 def row_with_id(path: Path, rows: FileRows, wanted: str) -> pa.Table:
-    """Return the row with an id, which the command line can only give as a string; the last one if it repeats."""
+    """Return the last row with an id, which the command line can only give as a string."""
     if "id" not in rows.table.schema.names:
         raise NearcastError(
             f"{path}: its rows have the columns {', '.join(rows.table.schema.names)}; they also need id"
@@ -94,7 +95,7 @@ def renumbered(rejected: pa.Table, numbers: Sequence[int]) -> list[Rejection]:
 
 @contextmanager
 def errors_in(path: Path) -> Iterator[None]:
-    """Put the name of a file before what is wrong with it."""
+    """Prefix the errors of the block with the name of a file."""
     try:
         yield
     except NearcastError as error:
@@ -102,7 +103,7 @@ def errors_in(path: Path) -> Iterator[None]:
 
 
 def check_outputs(outputs: Sequence[Path | None], inputs: Sequence[Path]) -> None:
-    """Raise if a file cannot be written, or would be written over another one of this command."""
+    """Raise if a file cannot be written, or would replace another file of this command."""
     taken = {path.resolve() for path in inputs}
     for path in outputs:
         if path is None:
@@ -110,7 +111,7 @@ def check_outputs(outputs: Sequence[Path | None], inputs: Sequence[Path]) -> Non
         _format(path, OUTPUT_FORMATS)
         check_writable(path)
         if path.resolve() in taken:
-            raise NearcastError(f"{path} is given twice; what is written must not replace what is read or written too")
+            raise NearcastError(f"{path} is given twice; an output must not replace another file of this command")
         taken.add(path.resolve())
 
 
@@ -128,7 +129,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], object]]:
-    """Yield a function that appends a table to a file; the file appears only when all is written."""
+    """Yield a function that appends a table to a file; the file appears only when it is complete."""
     kind = _format(path, OUTPUT_FORMATS)
     try:
         with replaced_file(path) as unfinished:
@@ -169,7 +170,7 @@ def _is_gzip(path: Path) -> bool:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file; bytes that are no UTF-8 stay recognisable as lone surrogates."""
+    """Yield the lines of a file; bytes that are not UTF-8 become lone surrogates, which checks recognise."""
     opened = gzip.open if _is_gzip(path) else open
     with opened(path, "rb") as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -238,13 +239,13 @@ def _features(path: Path) -> Iterator[object]:
         yield _row_of_feature(feature)
 
 
-def _row_of_feature(feature: Any) -> object:
-    parts = (
-        [feature] if not isinstance(feature, dict) else [feature.get(name) or {} for name in ("properties", "geometry")]
-    )
-    if not all(isinstance(part, dict) for part in parts):
-        return NearcastError("it is no GeoJSON feature with properties and a geometry")
-    properties, geometry = parts
+def _row_of_feature(feature: object) -> object:
+    problem = NearcastError("it is no GeoJSON feature with properties and a geometry")
+    if not isinstance(feature, dict):
+        return problem
+    properties, geometry = (feature.get(name) or {} for name in ("properties", "geometry"))
+    if not isinstance(properties, dict) or not isinstance(geometry, dict):
+        return problem
     row = dict(properties)
     if row.get("id") is None and "id" in feature:
         row["id"] = feature["id"]
@@ -260,7 +261,7 @@ def _row_of_feature(feature: Any) -> object:
 
 def _file_rows(rows: Iterable[tuple[int, object]], *, has_text_ids: bool = False) -> FileRows:
     """Return rows of plain values as a table; those that do not fit their columns are rejected."""
-    good: list[dict[str, Any]] = []
+    good: list[Values] = []
     numbers, rejections = [], []
     id_type = None
     for number, row in rows:
@@ -300,13 +301,13 @@ def _is_canonical_integer(value: str | None) -> bool:
     )
 
 
-def _checked_row(row: object) -> dict[str, Any]:
-    """Return the known columns of a row; other columns are passed over."""
+def _checked_row(row: object) -> Values:
+    """Return the known columns of a row; other columns are ignored."""
     if isinstance(row, NearcastError):
         raise row
     if not isinstance(row, dict):
         raise NearcastError(f"it is {shortened(row)}; it must be an object with named values")
-    result: dict[str, Any] = {}
+    result: Values = {}
     for given_name, value in row.items():
         name = OTHER_NAMES.get(given_name, given_name)
         if name not in KNOWN_NAMES or (name != given_name and name in row):
@@ -332,8 +333,9 @@ def _checked_row(row: object) -> dict[str, Any]:
     return result
 
 
-def _number(name: str, value: Any) -> float:
-    _check(isinstance(value, (int, float)) and not isinstance(value, bool), name, value, "a number")
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise NearcastError(f"{name} is {shortened(value)}; it must be a number")
     try:
         return float(value)
     except OverflowError:

@@ -34,7 +34,7 @@ def fit(
         str, typer.Option(help="Where words end: 'words' (at punctuation too) or 'whitespace'.")
     ] = "words",
 ) -> None:
-    """Learn from a sample of messages how rare each word is, and write it down for other commands."""
+    """Learn the weights of words from a sample of messages, and write them to a file for other commands."""
     analyzer = nc.Analyzer(stem=stem, stop_words=_stop_words(stop_words), split=split)  # type: ignore[arg-type]
     check_writable(out)
     if out.resolve() == messages.resolve():

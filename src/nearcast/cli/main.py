@@ -57,7 +57,7 @@ def run() -> None:
     """Run the command; errors about input are one readable message, not a traceback."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    # A reader that has enough, such as `head`, ends the command quietly.
+    # A closed pipe, as that of `head`, ends the command without an error.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
@@ -68,7 +68,7 @@ def run() -> None:
         try:
             sys.stdout.flush()
         except OSError:
-            # What is still to be written cannot be; do not try again at exit.
+            # The output is closed; do not write the rest at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

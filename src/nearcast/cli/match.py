@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypedDict
 
 import pyarrow as pa
 import typer
@@ -36,6 +36,20 @@ nearcast match subscriptions.jsonl messages.parquet -o deliveries.parquet
 nearcast match subscriptions.csv messages.csv --planar 0 0 100 100 --window-count 1000 -o deliveries.csv
 
 nearcast match subscriptions.geojson messages.jsonl --vocabulary words.vocabulary --json"""
+
+
+class Summary(TypedDict):
+    """The counts of a run, as printed."""
+
+    subscriptions: int
+    by_kind: Mapping[str, int]
+    messages: int
+    deliveries: int
+    rejected_subscriptions: int
+    rejected_messages: int
+    seconds: float
+    messages_per_second: int
+    out: str
 
 
 def match(
@@ -87,7 +101,7 @@ def match(
     with progress_bar(is_quiet=as_json) as bar, ExitStack() as stack:
         task = bar.add_task("matching", total=message_rows.table.num_rows, note="")
         write = None
-        # Even an empty file is published once: its columns are checked, and the deliveries get their types.
+        # An empty file is published once too: its columns are checked, and the deliveries get their types.
         for start in range(0, max(message_rows.table.num_rows, 1), batch_size):
             batch = message_rows.table.slice(start, batch_size)
             with errors_in(messages):
@@ -105,17 +119,17 @@ def match(
     if rejected is not None:
         _write_rejections(rejected, rejections)
     stats = broker.stats()
-    summary = {
-        "subscriptions": stats.subscriptions,
-        "by_kind": stats.by_kind,
-        "messages": stats.messages,
-        "deliveries": n_deliveries,
-        "rejected_subscriptions": len(rejections["subscriptions"]),
-        "rejected_messages": len(rejections["messages"]),
-        "seconds": round(seconds, 3),
-        "messages_per_second": round(stats.messages / seconds),
-        "out": str(out),
-    }
+    summary = Summary(
+        subscriptions=stats.subscriptions,
+        by_kind=stats.by_kind,
+        messages=stats.messages,
+        deliveries=n_deliveries,
+        rejected_subscriptions=len(rejections["subscriptions"]),
+        rejected_messages=len(rejections["messages"]),
+        seconds=round(seconds, 3),
+        messages_per_second=round(stats.messages / seconds),
+        out=str(out),
+    )
     if as_json:
         typer.echo(json.dumps(summary))
     else:
@@ -136,7 +150,7 @@ def _check_rejections(on_error: str, path: Path, rejections: list[Rejection]) ->
         others = f" (and {len(rejections) - 1} more)" if len(rejections) > 1 else ""
         raise NearcastError(
             f"{path}: row {first.row}, id {first.id!r}{others}; nothing was written, "
-            f"--on-error skip takes the other rows\n{first.reason}"
+            f"--on-error skip processes the other rows\n{first.reason}"
         )
 
 
@@ -159,7 +173,7 @@ def _write_rejections(path: Path, rejections: Mapping[str, list[Rejection]]) -> 
         write(pa.Table.from_pylist(rows, schema))
 
 
-def _print_summary(summary: dict[str, Any]) -> None:
+def _print_summary(summary: Summary) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in summary["by_kind"].items() if count)
     table.add_row("subscriptions", f"{summary['subscriptions']:,}" + (f" ({kinds})" if kinds else ""))

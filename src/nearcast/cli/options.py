@@ -16,21 +16,21 @@ Planar = Annotated[
     typer.Option(
         "--planar",
         metavar="MIN_X MIN_Y MAX_X MAX_Y",
-        help="Points lie in a plane with these bounds; without it they are longitude and latitude.",
+        help="Bounds of a plane that has the points; by default points are longitude and latitude.",
     ),
 ]
 MaxDist = Annotated[
     float | None, typer.Option(help="Distance at which the similarity of places reaches 0; metres if geographic.")
 ]
 WindowCount = Annotated[
-    int | None, typer.Option(min=1, help="Answer top-k and nearest from this many most recent messages.")
+    int | None, typer.Option(min=1, help="Number of the most recent messages that top-k and nearest results are from.")
 ]
 WindowSeconds = Annotated[
-    float | None, typer.Option(help="Answer top-k and nearest from the messages of the last seconds.")
+    float | None, typer.Option(help="Seconds of the most recent messages that top-k and nearest results are from.")
 ]
 VocabularyFile = Annotated[
     Path | None,
-    typer.Option("--vocabulary", help="Word weights, as written by `nearcast fit`; else every word weighs the same."),
+    typer.Option("--vocabulary", help="Word weights, as written by `nearcast fit`; by default all are equal."),
 ]
 
 
@@ -62,7 +62,7 @@ def broker_of(
 
 
 def check_topk_has_window(subscriptions: pa.Table, broker: nc.Broker) -> None:
-    """Raise if there are top-k subscriptions and nothing to answer them from."""
+    """Raise if there are top-k subscriptions and no window."""
     kinds = subscriptions["kind"].to_pylist() if "kind" in subscriptions.schema.names else []
     if broker.window is None and "topk" in kinds:
         raise NearcastError("topk subscriptions need a window; give --window-count or --window-seconds")

@@ -1,4 +1,4 @@
-"""`nearcast plan`: how subscriptions would be divided among shards, and what each way is worth."""
+"""`nearcast plan`: compare partitioners on a sample of messages."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ def plan(
     messages: Annotated[
         Path,
         typer.Argument(
-            metavar="MESSAGES", help="File with a sample of messages; half of them are learned from, the others tried."
+            metavar="MESSAGES",
+            help="File with a sample of messages; half of them fit the partitioners, the others measure them.",
         ),
     ],
-    shards: Annotated[int, typer.Option(min=1, max=4096, help="Among how many shards to divide them.")] = 4,
+    shards: Annotated[int, typer.Option(min=1, max=4096, help="Number of shards.")] = 4,
     partitioner: Annotated[
         list[str] | None,
         typer.Option(help=f"One of {', '.join(PARTITIONERS)}; may be given several times. All by default."),
@@ -94,7 +95,7 @@ def plan(
             "--l1",
             min=1,
             help="First parts, of spatial-first and keyword-first; by default as "
-            "near to --l2 as the number of shards allows.",
+            "close to --l2 as the number of shards allows.",
         ),
     ] = None,
     l2: Annotated[
@@ -102,9 +103,11 @@ def plan(
         typer.Option("--l2", min=1, help="Parts of each first part; --l1 times --l2 is the number of shards."),
     ] = None,
     sample_size: Annotated[
-        int, typer.Option(min=1, help="How many messages are learned from at most, drawn at random.")
+        int, typer.Option(min=1, help="Largest number of messages to fit to, drawn at random.")
     ] = SAMPLE_SIZE,
-    seed: Annotated[int, typer.Option(min=0, help="What the messages are drawn by; the same seed draws the same.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the random numbers; the same seed draws the same messages.")
+    ] = 0,
     picture: Annotated[
         Path | None, typer.Option("--draw", help="Also draw maps and loads, to a .png, .svg or .pdf file.")
     ] = None,
@@ -115,12 +118,12 @@ def plan(
     vocabulary: VocabularyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the measures as JSON, and nothing else.")] = False,
 ) -> None:
-    """Try ways to divide subscriptions among shards: replicas, messages shipped, and how even the loads are."""
+    """Compare ways to partition subscriptions into shards: replicas, messages shipped, and balance of the loads."""
     names = [checked_choice("partitioner", name, [*PARTITIONERS, ALL]) for name in partitioner or [ALL]]
     names = list(PARTITIONERS) if ALL in names else list(dict.fromkeys(names))
     given = {"gamma_1": gamma_1, "gamma_2": gamma_2, "theta": theta, "l1": l1, "l2": l2}
     options = _options({key: value for key, value in given.items() if value is not None}, names, shards)
-    # Made for its checks, its space and its words; nothing is registered with it.
+    # Only for its checks, its space and its vocabulary; nothing is registered.
     broker = broker_of(planar, max_dist, window_count, window_seconds, vocabulary)
     if picture is not None:
         _check_picture(picture)
@@ -137,29 +140,29 @@ def plan(
         _print_rejections("messages", message_rows, bad_messages)
     if not columns.kinds.size or sample.x.size < 2:
         raise NearcastError("a plan needs at least one subscription and two messages")
-    # By chance: in many files neighbours are alike, or take turns.
-    is_learned = np.random.default_rng(seed).permutation(sample.x.size) % 2 == 0
-    learned, tried = (taken_messages(sample, np.flatnonzero(rows)) for rows in (is_learned, ~is_learned))
+    # At random: in many files neighbouring rows are similar, or alternate.
+    is_fitted = np.random.default_rng(seed).permutation(sample.x.size) % 2 == 0
+    fitted, measured = (taken_messages(sample, np.flatnonzero(rows)) for rows in (is_fitted, ~is_fitted))
     n_expected = broker.window.size if isinstance(broker.window, CountWindow) else sample.x.size
-    statistics = Statistics.of(learned, broker.space, size=sample_size, seed=seed, n_expected=n_expected)
+    statistics = Statistics.of(fitted, broker.space, size=sample_size, seed=seed, n_expected=n_expected)
     plans = []
     for name in names:
         with errors.status(f"planning: {name} ..."):
             made, placement = PARTITIONERS[name].fit(
                 columns, statistics, shards, has_window=broker.window is not None, **options[name]
             )
-            plans.append((made, placement, report(made, placement, columns, tried)))
+            plans.append((made, placement, report(made, placement, columns, measured)))
     if picture is not None:
         draw(picture, plans, columns)
-    reports = [told for _, _, told in plans]
+    reports = [measures for _, _, measures in plans]
     if as_json:
-        typer.echo(json.dumps([told.as_dict() for told in reports]))
+        typer.echo(json.dumps([measures.as_dict() for measures in reports]))
     else:
-        _print(reports, columns, tried)
+        _print(reports, columns, measured)
 
 
 def _options(given: Mapping[str, int], names: Sequence[str], shards: int) -> dict[str, dict[str, int]]:
-    """Return the options of each partitioner that is tried: those of the given ones that it has."""
+    """Return the options of each partitioner, of the given ones."""
     for key in given:
         if not any(key in PARTITIONERS[name].option_names for name in names):
             raise NearcastError(f"--{key.replace('_', '-')} is given, but {', '.join(names)} has no such option")
@@ -185,8 +188,8 @@ def _compiled(table: pa.Table, intake: Intake) -> tuple[SubscriptionColumns, lis
 
 
 def _print_rejections(what: str, rows: FileRows, bad: list[Rejection]) -> None:
-    told = [row._replace(row=rows.numbers[row.row]) for row in bad]
-    print_rejections(what, sorted([*rows.rejections, *told], key=lambda row: row.row))
+    in_file = [row._replace(row=rows.numbers[row.row]) for row in bad]
+    print_rejections(what, sorted([*rows.rejections, *in_file], key=lambda row: row.row))
 
 
 def _print(reports: list[Report], subscriptions: SubscriptionColumns, messages: MessageColumns) -> None:
@@ -194,11 +197,11 @@ def _print(reports: list[Report], subscriptions: SubscriptionColumns, messages: 
     table.add_column("partitioner", no_wrap=True)
     for name in ("places", "shipped", "hit", "busiest", "measured", "spread", "measured"):
         table.add_column(name, justify="right", no_wrap=True)
-    for told in reports:
-        balances = (told.expected, told.measured)
+    for measures in reports:
+        balances = (measures.expected, measures.measured)
         table.add_row(
-            told.partitioner,
-            *(f"{value:.2f}" for value in (told.replication, told.shipping, told.hit_shipping)),
+            measures.partitioner,
+            *(f"{value:.2f}" for value in (measures.replication, measures.shipping, measures.hit_shipping)),
             *(f"{balance.busiest_over_mean:.2f}" for balance in balances),
             *(f"{100 * balance.spread_over_mean:.0f} %" for balance in balances),
         )

@@ -1,4 +1,4 @@
-"""`nearcast preview`: what a subscription would have received, and what other thresholds would change."""
+"""`nearcast preview`: what a subscription would have received, with its own and with other thresholds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def preview(
     vocabulary: VocabularyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,
 ) -> None:
-    """Tell how many sampled messages a subscription would have received, and how many with other thresholds."""
+    """Count the sampled messages that a subscription would have received, also with other thresholds."""
     broker = broker_of(planar, max_dist, window_count, window_seconds, vocabulary)
     row = row_with_id(subscriptions, read_rows(subscriptions), subscription)
     sample = read_rows(messages)
@@ -57,30 +57,30 @@ def preview(
     if isinstance(wanted, Rejection):
         raise NearcastError(f"{subscriptions}: subscription {wanted.id!r} is rejected: {wanted.reason}")
     with compiled_kernels(is_quiet=as_json), errors_in(messages):
-        seen = broker.preview(wanted, sample.table, on_error="skip")
-    seen = dataclasses.replace(seen, rejected=seen.rejected + len(sample.rejections))
+        result = broker.preview(wanted, sample.table, on_error="skip")
+    result = dataclasses.replace(result, rejected=result.rejected + len(sample.rejections))
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(seen)))
+        typer.echo(json.dumps(dataclasses.asdict(result)))
         return
-    if seen.rejected:
-        errors.print(Text(f"{seen.rejected:,} bad rows of {messages} were skipped; `match` reports why", "yellow"))
-    output.print(Text(str(seen)), highlight=False, soft_wrap=True)
-    if seen.measure is not None:
-        _print_tables(seen, wanted.threshold if isinstance(wanted, nc.Similar) else None)
+    if result.rejected:
+        errors.print(Text(f"{result.rejected:,} bad rows of {messages} were skipped; `match` reports why", "yellow"))
+    output.print(Text(str(result)), highlight=False, soft_wrap=True)
+    if result.measure is not None:
+        _print_tables(result, wanted.threshold if isinstance(wanted, nc.Similar) else None)
 
 
-def _print_tables(seen: nc.Preview, threshold: float | None) -> None:
-    """Print how the scores or distances lie, and how many messages each of them would let through."""
-    most = max((one.messages for one in seen.histogram), default=0)
-    histogram = Table(seen.measure or "", "messages", "", box=None, pad_edge=False)
+def _print_tables(result: nc.Preview, threshold: float | None) -> None:
+    """Print the histogram of scores or distances, and the number of messages above or within each."""
+    most = max((one.messages for one in result.histogram), default=0)
+    histogram = Table(result.measure or "", "messages", "", box=None, pad_edge=False)
     histogram.columns[1].justify = "right"
-    for one in seen.histogram:
+    for one in result.histogram:
         bar = "█" * -(-BAR_WIDTH * one.messages // max(most, 1))
         histogram.add_row(f"{_text(one.low)} to {_text(one.high)}", f"{one.messages:,}", bar)
-    what = "threshold" if threshold is not None else "at least" if seen.measure == "score" else "within"
+    what = "threshold" if threshold is not None else "at least" if result.measure == "score" else "within"
     cutoffs = Table(what, "messages", "", box=None, pad_edge=False)
     cutoffs.columns[1].justify = "right"
-    for cutoff in seen.cutoffs:
+    for cutoff in result.cutoffs:
         cutoffs.add_row(_text(cutoff.at), f"{cutoff.messages:,}", "← its own" if cutoff.at == threshold else "")
     for table in (histogram, cutoffs):
         output.print()

@@ -1,4 +1,4 @@
-"""`nearcast replay`: recorded positions and messages in the order of their times, as fast as they came or faster."""
+"""`nearcast replay`: recorded positions and messages in order of time, at their speed or faster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,7 @@ nearcast replay subscriptions.jsonl positions.parquet messages.parquet -o delive
 
 nearcast replay subscriptions.csv positions.csv messages.csv --speed 60 --dwell 30 --hysteresis 25 --accuracy 100"""
 NO_TIME_OF_A_ROW = "ts is missing; a replay needs the time of every row"
-# So many rows are one call at most.
+# The largest number of rows in one call.
 MAX_RUN = 100_000
 
 
@@ -54,11 +54,30 @@ class Record(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Rows of one record that follow each other, and when the first of them is due."""
+    """Consecutive rows of one record, and the time at which the first is due."""
 
     is_positions: bool
     rows: Int64Array
     time: int
+
+
+class Summary(TypedDict):
+    """The counts of a replay, as printed."""
+
+    subscriptions: int
+    positions: int
+    messages: int
+    entered: int
+    left: int
+    unknown_positions: int
+    rejected_subscriptions: int
+    rejected_positions: int
+    rejected_messages: int
+    active_messages: int
+    recorded_seconds: float
+    seconds: float
+    rows_per_second: int
+    out: str
 
 
 def replay(
@@ -78,7 +97,7 @@ def replay(
         "deliveries.parquet"
     ),
     speed: Annotated[
-        float | None, typer.Option(help="How many times faster than recorded; without it as fast as possible.")
+        float | None, typer.Option(help="Factor of the recorded speed; by default as fast as possible.")
     ] = None,
     step: Annotated[
         float,
@@ -88,9 +107,9 @@ def replay(
         ),
     ] = 0.0,
     seconds: Annotated[float | None, typer.Option(help="Replay only this many seconds of the record.")] = None,
-    lifetime: Annotated[float, typer.Option(min=0, help="Seconds for which a message is active.")] = 3600.0,
+    lifetime: Annotated[float, typer.Option(min=0, help="Seconds for which a message stays active.")] = 3600.0,
     dwell: Annotated[float, typer.Option(min=0, help="Seconds inside before a message is delivered.")] = 0.0,
-    hysteresis: Annotated[float, typer.Option(min=0, help="How far outside before it is taken back.")] = 0.0,
+    hysteresis: Annotated[float, typer.Option(min=0, help="Distance outside before it leaves the result.")] = 0.0,
     accuracy: Annotated[
         float | None, typer.Option(min=0, help="Positions less accurate than this are ignored.")
     ] = None,
@@ -118,39 +137,44 @@ def replay(
     )
     check_outputs([out], [subscriptions, positions, messages, *filter(None, [vocabulary])])
     rejections: dict[str, list[Rejection]] = {}
-    interests = read_rows(subscriptions)
-    check_topk_has_window(interests.table, broker)
+    subscription_rows = read_rows(subscriptions)
+    check_topk_has_window(subscription_rows.table, broker)
     with compiled_kernels(is_quiet=as_json), errors_in(subscriptions):
-        _, bad = broker.subscribe(interests.table, on_error="skip")
-    rejections["subscriptions"] = [*interests.rejections, *renumbered(bad, interests.numbers)]
+        _, bad = broker.subscribe(subscription_rows.table, on_error="skip")
+    rejections["subscriptions"] = [*subscription_rows.rejections, *renumbered(bad, subscription_rows.numbers)]
     moves = _record(positions, rejections, "positions")
     moves, n_unknown = _known(moves, broker, positions)
-    news = _record(messages, rejections, "messages")
-    runs, span = _runs(moves.times, news.times, step, speed, seconds)
+    published = _record(messages, rejections, "messages")
+    runs, span = _runs(moves.times, published.times, step, speed, seconds)
     started = time.perf_counter()
-    player = _Player(broker, {"positions": (positions, moves), "messages": (messages, news)}, rejections)
+    player = _Player(broker, {"positions": (positions, moves), "messages": (messages, published)}, rejections)
     with progress_bar(is_quiet=as_json) as bar, table_writer(out, player.schema) as write:
         task = bar.add_task("replaying", total=sum(run.rows.size for run in runs), note="")
         for run in runs:
-            passed = (run.time - runs[0].time) / MICROSECONDS
+            elapsed = (run.time - runs[0].time) / MICROSECONDS
             if speed is not None:
-                _wait(started + passed / speed)
+                _wait(started + elapsed / speed)
             write(player.play(run))
-            note = f"+{player.counts['entered']:,} -{player.counts['left']:,}, {as_duration(passed)}"
+            note = f"+{player.counts['entered']:,} -{player.counts['left']:,}, {as_duration(elapsed)}"
             bar.update(task, advance=run.rows.size, note=note)
     counts = player.counts
     taken = time.perf_counter() - started
-    summary = {
-        "subscriptions": len(broker),
-        **counts,
-        "unknown_positions": n_unknown,
-        **{f"rejected_{what}": len(rows) for what, rows in rejections.items()},
-        "active_messages": broker.stats().active_messages,
-        "recorded_seconds": span,
-        "seconds": round(taken, 3),
-        "rows_per_second": round((counts["positions"] + counts["messages"]) / taken),
-        "out": str(out),
-    }
+    summary = Summary(
+        subscriptions=len(broker),
+        positions=counts["positions"],
+        messages=counts["messages"],
+        entered=counts["entered"],
+        left=counts["left"],
+        unknown_positions=n_unknown,
+        rejected_subscriptions=len(rejections["subscriptions"]),
+        rejected_positions=len(rejections["positions"]),
+        rejected_messages=len(rejections["messages"]),
+        active_messages=broker.stats().active_messages,
+        recorded_seconds=span,
+        seconds=round(taken, 3),
+        rows_per_second=round((counts["positions"] + counts["messages"]) / taken),
+        out=str(out),
+    )
     if as_json:
         typer.echo(json.dumps(summary))
         return
@@ -160,7 +184,7 @@ def replay(
 
 
 def _record(path: Path, rejections: dict[str, list[Rejection]], what: str) -> Record:
-    """Return a file in the order of its times; rows without one are rejected."""
+    """Return the rows of a file in order of time; rows without a time are rejected."""
     rows: FileRows = read_rows(path)
     table = rows.table
     if "id" not in table.schema.names and "object_id" in table.schema.names:
@@ -181,7 +205,7 @@ def _record(path: Path, rejections: dict[str, list[Rejection]], what: str) -> Re
 
 
 def _known(record: Record, broker: nc.Broker, path: Path) -> tuple[Record, int]:
-    """Return the positions of registered subscriptions, with ids of their type, and how many others there are."""
+    """Return the positions of registered subscriptions, with ids of their type, and the number of other positions."""
     ids = pa.array(broker.ids(), type=None if len(broker) else pa.string())
     try:
         given = id_column(record.table).cast(ids.type)
@@ -196,7 +220,7 @@ def _known(record: Record, broker: nc.Broker, path: Path) -> tuple[Record, int]:
 def _runs(
     positions: Int64Array, messages: Int64Array, step: float, speed: float | None, seconds: float | None
 ) -> tuple[list[Run], float]:
-    """Return the rows of both records by time, positions first where it is the same, and how long it takes."""
+    """Return the rows of both records in order of time, positions first among equals, and the seconds they span."""
     times = np.concatenate([positions, messages])
     if not times.size:
         return [], 0.0
@@ -207,7 +231,7 @@ def _runs(
     ticks = times if step == 0 else (times - first) // max(1, round(step * MICROSECONDS))
     order = np.lexsort((is_message, ticks))
     order = order[times[order] <= last]
-    # Who waits for the clock does so at least once a second.
+    # With a speed, runs are cut so that one is due each second.
     beats = np.zeros(order.size) if speed is None else (times[order] - first) // max(1, round(speed * MICROSECONDS))
     is_cut = (np.diff(is_message[order]) != 0) | (np.diff(beats) != 0)
     cuts = np.concatenate([[0], np.flatnonzero(is_cut) + 1, [order.size]])
@@ -232,18 +256,18 @@ class _Player:
         self._broker, self._records, self._rejections = broker, records, rejections
         self.counts = {"positions": 0, "messages": 0, "entered": 0, "left": 0}
         ids = pa.array(broker.ids()[:1], type=None if len(broker) else pa.string())
-        # The types of ids are known beforehand, whatever is delivered first.
+        # Every batch of deliveries has the same types, also an empty one.
         messages = id_column(records["messages"][1].table)
-        self.schema = deliveries_table(ids[:0], messages[:0], [], None, None, None).schema
+        self.schema = deliveries_table(ids[:0], messages[:0], np.zeros(0, np.int8), None, None, None).schema
 
     def play(self, run: Run) -> pa.Table:
-        """Return what a run delivers."""
+        """Replay a run; return its deliveries."""
         what = "positions" if run.is_positions else "messages"
         path, record = self._records[what]
         table = record.table.take(pa.array(run.rows))
-        take = self._broker.move if run.is_positions else self._broker.publish_batch
+        apply = self._broker.move if run.is_positions else self._broker.publish_batch
         with errors_in(path):
-            deliveries, bad = take(table, on_error="skip")
+            deliveries, bad = apply(table, on_error="skip")
         self._rejections[what] += renumbered(bad, record.numbers[run.rows].tolist())
         n_entered = pc.sum(pc.greater(deliveries["change"], 0)).as_py() or 0
         self.counts[what] += table.num_rows - bad.num_rows
@@ -258,10 +282,10 @@ def _wait(moment: float) -> None:
         time.sleep(left)
 
 
-def _print_summary(summary: dict[str, Any]) -> None:
+def _print_summary(summary: Summary) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     unknown = summary["unknown_positions"]
-    note = f" ({unknown:,} of others passed over)" if unknown else ""
+    note = f" ({unknown:,} of unknown subscriptions ignored)" if unknown else ""
     table.add_row("subscriptions", f"{summary['subscriptions']:,}")
     table.add_row("positions", f"{summary['positions']:,}{note}")
     table.add_row("messages", f"{summary['messages']:,}, {summary['active_messages']:,} of them active at the end")

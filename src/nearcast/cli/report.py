@@ -1,4 +1,4 @@
-"""`nearcast report`: how a pipeline did, as one page."""
+"""`nearcast report`: charts of the metrics of a pipeline, on one page."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import typer
 
 from nearcast.cli.files import check_writable
-from nearcast.cli.show import as_bytes, as_duration, errors, output
+from nearcast.cli.show import MetricsLine, as_bytes, as_duration, errors, output
 from nearcast.errors import NearcastError
 from nearcast.storage.manifest import replaced_file
 
@@ -29,6 +29,7 @@ nearcast report state
 
 nearcast report state --output run.png"""
 SUFFIXES = (".html", ".png")
+Settings: TypeAlias = Mapping[str, Any]  # the JSON of PIPELINE.json
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -49,7 +50,7 @@ img {{ width: 100%; height: auto }}
 </head>
 <body>
 <h1>{title}</h1>
-<p>{made_for}</p>
+<p>{settings}</p>
 <dl>
 {totals}
 </dl>
@@ -63,9 +64,9 @@ src="data:image/svg+xml;base64,{picture}">
 class Recorded(NamedTuple):
     """The settings and metrics of a state folder; `lines` are the metrics of its batches, each batch once."""
 
-    settings: Mapping[str, Any]
-    first: Mapping[str, Any] | None  # the subscriptions that were there before the stream began
-    lines: Sequence[Mapping[str, Any]]
+    settings: Settings
+    first: MetricsLine | None  # the subscriptions registered before the stream begins
+    lines: Sequence[MetricsLine]
     n_unreadable: int
     name: str
 
@@ -80,24 +81,24 @@ def report(
             "--output",
             "--out",
             "-o",
-            help="Where to write it: .html or .png; by default report.html in the folder, or here if that is a URI.",
+            help="Where to write it: .html or .png; by default report.html in STATE, or here if that is a URI.",
         ),
     ] = None,
 ) -> None:
-    """Draw how a pipeline did, batch by batch, on one page: throughput, times, balance of shards, size of the state."""
-    is_elsewhere = "://" in str(state)
-    default = Path("report.html") if is_elsewhere else Path(state) / "report.html"
+    """Plot the metrics of a pipeline on one page: throughput, times, balance of shards, size of the state."""
+    is_remote = "://" in str(state)
+    default = Path("report.html") if is_remote else Path(state) / "report.html"
     target = default if out is None else out
     if target.suffix.lower() not in SUFFIXES:
         raise NearcastError(f"output is {target}; it must end in {' or '.join(SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise NearcastError("Matplotlib is not installed; pip install 'nearcast[report]'")
-    recorded = _read_elsewhere(str(state)) if is_elsewhere else read_recorded(Path(state))
+    recorded = _read_remote(str(state)) if is_remote else read_recorded(Path(state))
     check_writable(target)
     if recorded.n_unreadable:
         lines = "1 line" if recorded.n_unreadable == 1 else f"{recorded.n_unreadable:,} lines"
         errors.print(
-            f"{lines} of metrics.jsonl, maybe cut off by a crash, could not be read", style="yellow", highlight=False
+            f"{lines} of metrics.jsonl, maybe truncated by a crash, could not be read", style="yellow", highlight=False
         )
     from nearcast.cli import charts
 
@@ -105,8 +106,8 @@ def report(
     numbers = totals(recorded)
     with errors.status("Drawing ..."), replaced_file(target) as unfinished:
         if target.suffix.lower() == ".png":
-            told = " · ".join(f"{name} {value}" for name, value in numbers.items())
-            header = "\n".join([title, *_wrapped(made_for(recorded.settings)), *_wrapped(told)])
+            summary = " · ".join(f"{name} {value}" for name, value in numbers.items())
+            header = "\n".join([title, *_wrapped(settings_line(recorded.settings)), *_wrapped(summary)])
             charts.draw(recorded.lines, title=header).savefig(unfinished, format="png")
         else:
             unfinished.write_text(_page(title, recorded, numbers, charts.draw(recorded.lines)), encoding="utf-8")
@@ -127,7 +128,7 @@ def read_recorded(state: Path) -> Recorded:
     )
 
 
-def _read_elsewhere(state: str) -> Recorded:
+def _read_remote(state: str) -> Recorded:
     """Return the settings and metrics of a state folder on another file system."""
     from nearcast.storage.object_store import tree_at
 
@@ -135,16 +136,17 @@ def _read_elsewhere(state: str) -> Recorded:
     return _recorded(tree.place, tree.read("PIPELINE.json"), tree.log("metrics.jsonl"), tree.place)
 
 
-def _recorded(state: str, told: bytes | None, metrics: bytes, name: str) -> Recorded:
-    if told is None:
+def _recorded(state: str, pipeline: bytes | None, metrics: bytes, name: str) -> Recorded:
+    """Return the settings and metrics that two files contain."""
+    if pipeline is None:
         raise NearcastError(f"{state} is not the state folder of a pipeline: there is no PIPELINE.json in it")
     try:
-        settings = json.loads(told)
+        settings = json.loads(pipeline)
     except ValueError as error:
         raise NearcastError(f"{state}/PIPELINE.json cannot be read: {error}") from None
     texts = metrics.decode(errors="replace").splitlines()
     found = [_line_of(text) for text in texts if text.strip()]
-    # A batch that was repeated after a crash has two lines; the later one has its final deliveries.
+    # A batch that was repeated after a crash has two lines; the later one counts.
     by_batch = {line["batch"]: line for line in found if line is not None}
     lines = [by_batch[batch] for batch in sorted(by_batch) if batch >= 0]
     if not lines:
@@ -152,8 +154,8 @@ def _recorded(state: str, told: bytes | None, metrics: bytes, name: str) -> Reco
     return Recorded(settings, by_batch.get(-1), lines, found.count(None), name)
 
 
-def _line_of(text: str) -> dict[str, Any] | None:
-    """Return a line of metrics, or None if it is not whole."""
+def _line_of(text: str) -> MetricsLine | None:
+    """Return a line of metrics, or None if it is not complete."""
     try:
         line = json.loads(text)
     except ValueError:
@@ -162,35 +164,35 @@ def _line_of(text: str) -> dict[str, Any] | None:
     return line if isinstance(line, dict) and all(isinstance(line.get(name), (int, float)) for name in needed) else None
 
 
-def made_for(settings: Mapping[str, Any]) -> str:
-    """Return in words what a pipeline was made for."""
-    told = [_words(part) for name in ("space", "window") if (part := settings.get(name))]
+def settings_line(settings: Settings) -> str:
+    """Return the settings of a pipeline as a line of text."""
+    parts = [_words(part) for name in ("space", "window") if (part := settings.get(name))]
     if not settings.get("window"):
-        told.append("no window")
+        parts.append("no window")
     shards = settings.get("shards", 1)
-    told.append("1 shard" if shards == 1 else f"{shards} shards")
+    parts.append("1 shard" if shards == 1 else f"{shards} shards")
     if "snapshot_every" in settings:
-        told.append(f"snapshots every {settings['snapshot_every']} batches")
+        parts.append(f"snapshots every {settings['snapshot_every']} batches")
     if "vocabulary" in settings:
-        told.append(f"vocabulary {settings['vocabulary']}")
-    return " · ".join(told)
+        parts.append(f"vocabulary {settings['vocabulary']}")
+    return " · ".join(parts)
 
 
-def _words(part: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a space or window in words: its kind and its numbers."""
+def _words(part: Mapping[str, Settings]) -> str:
+    """Return a space or window as text: its kind and its numbers."""
     [(kind, values)] = part.items()
     numbers = ", ".join(f"{name} {value:,g}" for name, value in values.items() if value is not None)
     return f"{kind} ({numbers})" if numbers else kind
 
 
-def _wrapped(told: str) -> list[str]:
-    """Return lines that are broken only between parts."""
-    unbroken = told.replace(" ", "\N{NO-BREAK SPACE}").replace("·\N{NO-BREAK SPACE}", "· ")
+def _wrapped(text: str) -> list[str]:
+    """Return the lines of a text that is wrapped only between parts."""
+    unbroken = text.replace(" ", "\N{NO-BREAK SPACE}").replace("·\N{NO-BREAK SPACE}", "· ")
     return textwrap.wrap(unbroken, 150)
 
 
 def totals(recorded: Recorded) -> dict[str, str]:
-    """Return what came of the whole run."""
+    """Return the totals of a run, by name, as text."""
     lines = recorded.lines
     seconds = np.array([line["seconds"] for line in lines])
     messages, deliveries = (sum(line[name] for line in lines) for name in ("messages", "deliveries"))
@@ -212,10 +214,10 @@ def totals(recorded: Recorded) -> dict[str, str]:
 
 
 def _page(title: str, recorded: Recorded, numbers: Mapping[str, str], figure: Figure) -> str:
-    """Return the whole page, with the picture in it."""
+    """Return the HTML page, with the picture inside."""
     numbers = dict(numbers)
     if recorded.first is not None:
-        numbers["first subscriptions taken in"] = as_duration(recorded.first["seconds"])
+        numbers["first subscriptions registered in"] = as_duration(recorded.first["seconds"])
     for name, line in (("first batch done (UTC)", recorded.lines[0]), ("last batch done (UTC)", recorded.lines[-1])):
         if "time" in line:
             numbers[name] = line["time"][:19].replace("T", " ")
@@ -224,7 +226,7 @@ def _page(title: str, recorded: Recorded, numbers: Mapping[str, str], figure: Fi
     items = (f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in numbers.items())
     return PAGE.format(
         title=html.escape(title),
-        made_for=html.escape(made_for(recorded.settings)),
+        settings=html.escape(settings_line(recorded.settings)),
         totals="\n".join(items),
         picture=base64.b64encode(picture.getvalue()).decode(),
     )

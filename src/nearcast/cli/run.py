@@ -6,10 +6,9 @@ import importlib.util
 import re
 import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +17,8 @@ from nearcast.errors import NearcastError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from nearcast.spark.metrics import Metrics
 
 EXAMPLES = """[bold]Examples[/]
 
@@ -28,7 +29,7 @@ nearcast run pipeline.toml"""
 
 def run(
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", help="A TOML file; docs/pipeline.md explains it.")],
-    check: Annotated[bool, typer.Option("--check", help="Only check the file, and say what it describes.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check the file, and print what it configures.")] = False,
 ) -> None:
     """Run a pipeline on Spark: messages and changes of subscriptions in, deliveries out, each batch once."""
     if importlib.util.find_spec("pyspark") is None:
@@ -57,14 +58,15 @@ def run(
 
     with errors.status("Starting Spark ...") as status:
 
-        def told(metrics: Mapping[str, Any]) -> None:
-            for name in totals:
-                totals[name] += metrics[name]
+        def show_progress(metrics: Metrics) -> None:
+            totals["messages"] += metrics["messages"]
+            totals["deliveries"] += metrics["deliveries"]
+            totals["rejected"] += metrics["rejected"]
             errors.print(progress_line(metrics), highlight=False, soft_wrap=True)
             status.update(f"{totals['messages']:,} messages, {totals['deliveries']:,} deliveries; Ctrl-C ends it")
 
         try:
-            query = start(described, on_batch=told)
+            query = start(described, on_batch=show_progress)
             _await_end(query)
         except PySparkException as error:
             raise NearcastError(f"the pipeline stopped: {cause(error)}; run it again and it resumes") from error
@@ -79,29 +81,29 @@ def run(
         soft_wrap=True,
         markup=False,
     )
-    errors.print(f"To see it: nearcast report {state}", highlight=False, soft_wrap=True, markup=False)
+    errors.print(f"For charts: nearcast report {state}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _await_end(query: StreamingQuery) -> None:
-    """Return when the query has ended; Ctrl-C ends it, and a batch that is cut off is done again by the next run."""
-    is_asked = False
+    """Return when the query has ended; Ctrl-C stops it, and the next run repeats an interrupted batch."""
+    is_stopping = False
 
-    def ask(number: int, _frame: FrameType | None) -> None:
-        nonlocal is_asked
-        is_asked = True
-        # Asked a second time, end at once.
+    def stop(number: int, _frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        is_stopping = True
+        # A second signal ends the process at once.
         signal.signal(number, signal.SIG_DFL)
 
-    # Spark has put a handler of its own in place, which breaks into an answer that is being read.
+    # Replaces the handler of Spark, which would interrupt the read of a result.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
+        signal.signal(number, stop)
     while not query.awaitTermination(1):
-        if is_asked:
+        if is_stopping:
             query.stop()
 
 
-def progress_line(metrics: Mapping[str, Any]) -> str:
-    """Return what happened in a batch as a line of markup; the lag is there if the messages have times."""
+def progress_line(metrics: Metrics) -> str:
+    """Return a line of markup about a batch; with its lag if the messages have times."""
     if metrics["batch"] < 0:
         line = f"start         {metrics['subscriptions']:>8,} subscriptions     "
     else:
@@ -117,6 +119,8 @@ def progress_line(metrics: Mapping[str, Any]) -> str:
 
 
 def cause(error: Exception) -> str:
-    """Return what Nearcast or the system said, if that is somewhere in an error of Spark; else all of it."""
-    said = re.findall(r"\b(?:NearcastError|StorageError|OSError|IOException): (.+?)(?: SQLSTATE.*)?$", str(error), re.M)
-    return str(said[-1]) if said else str(error)
+    """Return the message of Nearcast or of the system within an error of Spark; else the whole error."""
+    messages = re.findall(
+        r"\b(?:NearcastError|StorageError|OSError|IOException): (.+?)(?: SQLSTATE.*)?$", str(error), re.M
+    )
+    return str(messages[-1]) if messages else str(error)

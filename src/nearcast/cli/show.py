@@ -1,10 +1,11 @@
-"""What commands print, and how."""
+"""The output of commands: consoles, progress bars, rejected rows, and units."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +21,8 @@ from rich.text import Text
 
 import nearcast as nc
 
+# A line of metrics.jsonl as JSON; an older version may have written fewer fields than spark/metrics.py.
+MetricsLine: TypeAlias = Mapping[str, Any]
 output = Console()
 errors = Console(stderr=True)
 MAX_SHOWN_REJECTIONS = 5
@@ -42,8 +45,8 @@ def progress_bar(*, is_quiet: bool = False) -> Progress:
 
 @contextmanager
 def compiled_kernels(*, is_quiet: bool = False) -> Iterator[None]:
-    """Have the kernels ready inside the block; the first run on a machine compiles them and says so."""
-    note = "Getting the kernels ready (compiled on the first run, up to half a minute; then cached) ..."
+    """Compile or load the kernels, with a note, before the block runs."""
+    note = "Loading the kernels (compiled on the first run, up to half a minute; then cached) ..."
     with nullcontext() if is_quiet else errors.status(note):
         warm_up()
     yield
@@ -52,7 +55,7 @@ def compiled_kernels(*, is_quiet: bool = False) -> Iterator[None]:
 def warm_up() -> None:
     """Run every kernel once."""
     broker = nc.Broker(window=nc.CountWindow(2), lifetime=math.inf)
-    # Enough of them to be made a segment of the index.
+    # Enough subscriptions for a segment of the index.
     broker.subscribe([nc.Boolean(f"{i}", "tea", within=nc.Circle(0, 0, 1)) for i in range(300)])
     broker.subscribe(nc.Boolean("a", "tea NOT milk", within=nc.Circle(0, 0, 1)))
     broker.subscribe(nc.Similar("b", "tea", at=(0, 0)))

@@ -1,1 +1,1 @@
-"""The parts composed: the broker, and how it publishes, registers, locks and is saved."""
+"""The broker, composed of parts, and how it publishes, registers, locks and is saved."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import pyarrow as pa
 
 from nearcast.engine.explanation import Explanation
-from nearcast.engine.outbox import as_list, as_table, outcome_of
+from nearcast.engine.outbox import as_list, as_table, outcome_of, with_rejections
 from nearcast.engine.preview import Preview
 from nearcast.engine.questions import Stats, explanation_of, ids_of, preview_of, results_of, stats_of
 from nearcast.engine.session import Session
 from nearcast.engine.settings import checked_settings, checked_type
-from nearcast.errors import ON_ERROR, NearcastError, OnError, Rejection
+from nearcast.errors import ON_ERROR, NearcastError, OnError
 from nearcast.feeds.buffer_policy import BufferPolicyName
 from nearcast.index.indexes import IndexName
 from nearcast.model import (
@@ -37,12 +37,11 @@ from nearcast.model import (
     checked_choice,
 )
 from nearcast.tables.arrow_columns import as_table as table_of
-from nearcast.tables.delivery_tables import rejections_table
 from nearcast.text.vocabulary import Vocabulary
 
 
 class Broker(Session):
-    """Registers subscriptions, takes in messages, and tells which message reaches whom.
+    """Registers subscriptions, takes in messages, and returns which message reaches which subscription.
 
     Parameters
     ----------
@@ -51,23 +50,23 @@ class Broker(Session):
     vocabulary : Vocabulary, optional
         The weights of words; without it every word weighs the same.
     window : CountWindow, TimeWindow or None, default None
-        Which messages top-k subscriptions are answered from; they need one. With a window, nearest subscriptions are
-        answered from it too; without, from all messages since their registration.
+        The messages over which top-k subscriptions are evaluated; they need one. With a window, nearest subscriptions
+        are evaluated over it too; without, over all messages since their registration.
     lifetime : seconds, optional
-        How long a message that does not say when it expires is active from its `ts` on: while it is, it answers boolean
-        and similarity subscriptions that move. 0: only messages that say so are active; math.inf: all others are
-        forever. Without a lifetime no message is, and `expires` has no effect.
+        How long a message without `expires` is active, from its `ts` on. Active messages are matched when a boolean or
+        similarity subscription moves. With 0 only messages that have `expires` are active; with math.inf the others
+        never expire. Without a lifetime no message is active, and `expires` has no effect.
     fence : Fence, optional
-        What keeps a jittering position from entering and leaving again and again; needs a lifetime.
+        Suppresses repeated entries and exits of a jittering position; needs a lifetime.
     index : {"adaptive", "exhaustive"}, default "adaptive"
         Changes the time taken, never the answer.
     buffer_policy : {"cskyband", "kmax", "skyband"}, default "cskyband"
-        Which messages are held ready for top-k subscriptions; the others are there to be measured against. Changes the
-        time taken, never the answer.
+        Which messages the buffers of top-k subscriptions store; the others are for comparison. Changes the time taken,
+        never the answer.
     threads : int, default 1
         How many threads share the messages of a batch; the number of cores is best.
 
-    A broker may be used by several threads at once. Subscriptions are taken in one call after another; messages can
+    A broker may be used by several threads at once. Calls that change subscriptions run one after another; messages can
     be published meanwhile, and reach a new subscription, at the latest, when the call that registers it has returned.
 
     Examples
@@ -122,7 +121,7 @@ class Broker(Session):
         *,
         answer: bool = False,
         on_error: OnError = "raise",
-    ) -> Any:
+    ) -> list[Delivery] | pa.Table | tuple[pa.Table, pa.Table]:
         """Register a subscription, or many at once; an id that is registered already is replaced.
 
         Parameters
@@ -145,7 +144,7 @@ class Broker(Session):
         registration = self._engine.registration
         if isinstance(subscriptions, (Boolean, Similar, TopK, Nearest)):
             return registration.add_one(subscriptions, answer=answer)
-        return _answer(registration.add_many(subscriptions, answer=answer, on_error=on_error), on_error)
+        return with_rejections(registration.add_many(subscriptions, answer=answer, on_error=on_error), on_error)
 
     @overload
     def move(
@@ -170,8 +169,8 @@ class Broker(Session):
         ts: datetime | float | None = None,
         accuracy: float | None = None,
         on_error: OnError = "raise",
-    ) -> Any:
-        """Put a subscription, or many at once, elsewhere, and return exactly what that changes.
+    ) -> list[Delivery] | pa.Table | tuple[pa.Table, pa.Table]:
+        """Move a subscription, or many at once, and return exactly what that changes.
 
         For boolean and similarity subscriptions these are the active messages that match now (+1) and that no longer
         match (-1); for top-k and nearest ones the messages that entered and left their results. A `ts` that is later
@@ -186,8 +185,8 @@ class Broker(Session):
         place : point or region
             A point is the new centre of a circle or box, which keeps its size; a region takes the place of another.
         ts : datetime or seconds since 1970, optional
-            When the subscriber was there. The clock advances to it: messages that have expired by then are active no
-            more, and those that are too old for a TimeWindow have left it.
+            When the subscriber was there. The clock advances to it: messages that have expired by then are no longer
+            active, and those that are too old for a TimeWindow have left it.
         accuracy : metres, optional
             How wrong the position may be.
         on_error : {"raise", "skip"}, default "raise"
@@ -219,7 +218,7 @@ class Broker(Session):
             with self._writing, self._flushed():
                 parts, relocation = self._engine.parts, self._engine.relocation
                 changes, rejections = relocation.table(table_of(subscription_id), on_error)
-                return _answer((as_table(parts, outcome_of(changes)), rejections), on_error)
+                return with_rejections((as_table(parts, outcome_of(changes)), rejections), on_error)
         if place is None:
             raise NearcastError("place is missing; it must be a point or a region, or positions an Arrow table")
         with self._writing, self._flushed():
@@ -264,8 +263,10 @@ class Broker(Session):
     def publish_batch(
         self, messages: pa.Table | Sequence[Message], *, on_error: Literal["skip"]
     ) -> tuple[pa.Table, pa.Table]: ...
-    def publish_batch(self, messages: pa.Table | Sequence[Message], *, on_error: OnError = "raise") -> Any:
-        """Take in many messages at once; results end as if they had come one by one, changes are the net difference.
+    def publish_batch(
+        self, messages: pa.Table | Sequence[Message], *, on_error: OnError = "raise"
+    ) -> pa.Table | tuple[pa.Table, pa.Table]:
+        """Take in many messages at once; final results are as if one by one, changes are the net difference.
 
         Parameters
         ----------
@@ -284,13 +285,12 @@ class Broker(Session):
         checked_choice("on_error", on_error, ON_ERROR)
         with self._flushed():
             published = self._engine.publishing.batch(messages, on_error)
-        return _answer(published, on_error)
+        return with_rejections(published, on_error)
 
     def catch_up(self, messages: pa.Table | Sequence[Message]) -> None:
-        """Take in messages whose deliveries have been made before; a bad row raises and changes nothing.
+        """Replay messages whose deliveries were made before; a bad row raises and changes nothing.
 
-        Windows and results end as after `publish_batch`; whom the messages reach is not looked for, which saves most of
-        the time.
+        Windows and results end as after `publish_batch`. Deliveries are not computed, which saves most of the time.
         """
         with self._flushed():
             self._engine.publishing.catch_up(messages)
@@ -331,10 +331,10 @@ class Broker(Session):
             return as_table(self._engine.parts, outcome_of(self._engine.relocation.advance(ts)))
 
     def ignore_row_times(self) -> None:
-        """Let `advance` alone move the clock, no longer the times of messages and positions.
+        """Advance the clock by `advance` only, no longer by the times of messages and positions.
 
-        For a clock that is a watermark: messages that come out of order are not too late for the window before it says
-        so. A saved broker keeps this setting.
+        For a clock that is a watermark: a message out of order is too late for the window only if the watermark says
+        so. The setting is saved with the broker.
         """
         with self._lock:
             self._engine.parts.clock.follows_rows = False
@@ -348,9 +348,9 @@ class Broker(Session):
             return results_of(self._engine.parts, subscription_id)
 
     def explain(self, subscription_id: Id, message: Message, *, published: bool = False) -> Explanation:
-        """Tell why a message would reach a subscription, or not, if it were published now; nothing is published.
+        """Return why a message would reach a subscription, or not, if it were published now; nothing is published.
 
-        With `published` it is the message with this id that was published: is it in the results now, and why?
+        With `published`, why the published message with this id is in the current results, or not.
         """
         with self._flushed():
             return explanation_of(self._engine.parts, subscription_id, message, published=published)
@@ -358,17 +358,17 @@ class Broker(Session):
     def preview(
         self, subscription: Subscription, sample: pa.Table | Sequence[Message], *, on_error: OnError = "raise"
     ) -> Preview:
-        """Tell what a subscription would receive of a sample of messages, and with which thresholds how much.
+        """Return what a subscription would receive of a sample of messages, and how much with other thresholds.
 
-        Nothing is registered and nothing published. The answer is what a broker like this one would deliver if it held
-        this subscription alone, had an empty window and a clock of its own, and took in the sample as one batch.
+        Nothing is registered or published. The answer is what a broker with these settings would deliver if it had only
+        this subscription, an empty window and its own clock, and took in the sample as one batch.
 
         Parameters
         ----------
         sample : Arrow table or sequence of Message
             As for `publish_batch`.
         on_error : {"raise", "skip"}, default "raise"
-            With "raise" a bad row of the sample raises RejectedRowsError; with "skip" it is counted and passed over.
+            With "raise" a bad row of the sample raises RejectedRowsError; with "skip" it is counted and ignored.
 
         Examples
         --------
@@ -388,17 +388,11 @@ class Broker(Session):
         return preview_of(settings, subscription, sample, on_error)
 
     def stats(self) -> Stats:
-        """Return what the broker holds and has done."""
+        """Return what the broker contains and has done."""
         with self._flushed():
             return stats_of(self._engine.parts)
 
     def describe(self) -> str:
-        """Return the shape that the index has chosen, in words and numbers."""
+        """Return the structure of the index as text."""
         self._flushed()
         return self._engine.parts.store.describe()
-
-
-def _answer(found: tuple[pa.Table, Sequence[Rejection]], on_error: OnError) -> pa.Table | tuple[pa.Table, pa.Table]:
-    """Return deliveries, with on_error="skip" beside the rejected rows."""
-    table, rejections = found
-    return (table, rejections_table(rejections)) if on_error == "skip" else table

@@ -1,13 +1,15 @@
-"""Why did a message reach a subscription, or why not?"""
+"""Explains why a message reaches a subscription, or why not."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
+
+import shapely
 
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, SubscriptionColumns, X, Y
-from nearcast.feeds.standings import Entry
+from nearcast.feeds.ranking import Entry
 from nearcast.index.matching import Matches, filled
 from nearcast.kernels.verify import BOOLEAN, SIMILAR, TOPK
 from nearcast.model import KINDS, SIMILARITIES, Geographic, Id, Kind, Space
@@ -22,7 +24,7 @@ MAX_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at, and whether it speaks for the match."""
+    """One condition of a match, and whether it is met."""
 
     is_met: bool
     text: str
@@ -30,7 +32,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Whether a message reaches a subscription, with every check on the way; `str()` makes it readable."""
+    """Whether a message reaches a subscription, with every check; `str()` makes it readable."""
 
     subscription: Id
     message: Id
@@ -44,56 +46,53 @@ class Explanation:
         return "\n".join([head, *(f"  {'✓' if check.is_met else '✗'} {check.text}" for check in self.checks)])
 
 
-def explanation(
-    *,
-    subscription_id: Id,
-    message_id: Id,
-    subscription: SubscriptionColumns,
-    polygon: Any,
-    message: MessageColumns,
-    match: Matches,
-    entry: Entry | None,
-    standing: Sequence[Entry],
-    is_published: bool,
-    vocabulary: Vocabulary,
-    space: Space,
-) -> Explanation:
-    """Explain one pair; `subscription` and `message` are columns of a single row, `match` their verification.
+class Pair(NamedTuple):
+    """A subscription and a message, as columns of a single row each."""
 
-    `entry` is the place of the message in `standing`, the results of a top-k or nearest subscription.
-    """
-    case = _Case(subscription, polygon, message, vocabulary, space)
-    kind = subscription.kinds[0]
+    subscription_id: Id
+    subscription: SubscriptionColumns
+    polygon: shapely.Geometry | None
+    message_id: Id
+    message: MessageColumns
+
+
+class Placing(NamedTuple):
+    """The entry of a message, if any, and the results of a subscription, as they are or with the message published."""
+
+    entry: Entry | None
+    results: Sequence[Entry]
+    is_published: bool
+
+
+def explanation(pair: Pair, match: Matches, placing: Placing, vocabulary: Vocabulary, space: Space) -> Explanation:
+    """Return the explanation of a pair; `match` is the pair if it matches, else empty."""
+    checker = _PairChecks(pair, vocabulary, space)
+    kind = pair.subscription.kinds[0]
     is_match = match.rows.size > 0
     if kind == BOOLEAN:
-        checks = [case.place(), *case.clauses()]
+        checks = [checker.place(), *checker.clauses()]
     elif kind == SIMILAR:
-        checks = case.similarity()
+        checks = checker.similarity()
     elif not is_match:
-        checks = [Check(False, case.shared_words())]
+        checks = [Check(False, checker.shared_words())]
     else:
-        checks = [Check(True, case.shared_words())]
-        checks += case.top_score(float(filled(match.scores, 1)[0])) if kind == TOPK else []
-        checks.append(case.rank(entry, standing, is_published))
+        checks = [Check(True, checker.shared_words())]
+        checks += checker.top_score(float(filled(match.scores, 1)[0])) if kind == TOPK else []
+        checks.append(checker.rank(placing))
         is_match = checks[-1].is_met
-    return Explanation(subscription_id, message_id, KINDS[kind], is_match, tuple(checks))
+    return Explanation(pair.subscription_id, pair.message_id, KINDS[kind], is_match, tuple(checks))
 
 
-class _Case:
-    def __init__(
-        self,
-        subscription: SubscriptionColumns,
-        polygon: Any,
-        message: MessageColumns,
-        vocabulary: Vocabulary,
-        space: Space,
-    ):
-        self.s, self.m = subscription, message
-        self.polygon = polygon
+class _PairChecks:
+    """The checks of one pair, each with its reason in words."""
+
+    def __init__(self, pair: Pair, vocabulary: Vocabulary, space: Space):
+        self.s, self.m = pair.subscription, pair.message
+        self.polygon = pair.polygon
         self.vocabulary = vocabulary
         self.space = space
         self.is_geographic = isinstance(space, Geographic)
-        self.x, self.y = float(message.x[0]), float(message.y[0])
+        self.x, self.y = float(self.m.x[0]), float(self.m.y[0])
 
     def length(self, value: float) -> str:
         """Return a distance as a person would write it."""
@@ -101,8 +100,8 @@ class _Case:
             return f"{value:.6g}"
         return f"{value / 1000:,.2f} km" if value >= 1000 else f"{value:.1f} m"
 
-    def words(self, ids: Any) -> str:
-        """Return tokens in quotes, the rarest first, not too many."""
+    def words(self, ids: Sequence[int]) -> str:
+        """Return tokens in quotes, the rarest first, at most MAX_SHOWN of them."""
         tokens = [f"'{self.vocabulary.token(i)}'" for i in sorted(ids, reverse=True)]
         more = f" and {len(tokens) - MAX_SHOWN} more" if len(tokens) > MAX_SHOWN else ""
         return ", ".join(tokens[:MAX_SHOWN]) + more
@@ -111,7 +110,7 @@ class _Case:
         """Check the region of a boolean subscription."""
         shape, numbers = int(self.s.shapes[0]), self.s.numbers[0]
         is_inside = might_be_in_region(self.is_geographic, shape, numbers, self.x, self.y)
-        if shape == POLYGON and is_inside:
+        if self.polygon is not None and is_inside:
             is_inside = bool(is_in_polygon(self.space, self.polygon, self.x, self.y))
         if shape == CIRCLE:
             away = distance(self.is_geographic, numbers[0], numbers[1], self.x, self.y)
@@ -127,7 +126,7 @@ class _Case:
         return Check(is_inside, text)
 
     def clauses(self) -> list[Check]:
-        """Check the clauses of a boolean subscription: the first that holds, or what each one lacks."""
+        """Check the clauses of a boolean subscription: the first that is true, or what each one lacks."""
         tokens = set(self.m.token_ids.tolist())
         checks = []
         for i in range(self.s.clause_offsets[0], self.s.clause_offsets[1]):
@@ -184,19 +183,20 @@ class _Case:
         formula = f"{weight:g} × {near:.4f} (place) + {1 - weight:g} × {alike:.4f} (words) = {score:.4f}"
         return [self._distance_check(near), Check(True, formula)]
 
-    def rank(self, entry: Entry | None, standing: Sequence[Entry], is_published: bool) -> Check:
-        """Check the place of a message among the results."""
+    def rank(self, placing: Placing) -> Check:
+        """Check the rank of a message in the results."""
+        entry, results, is_published = placing
         k = int(self.s.ks[0])
         if entry is None:
             reason = "it is not among the results, nor in the window" if is_published else "it is older than the window"
             return Check(False, reason)
-        ranks = [i for i, other in enumerate(standing, 1) if other.arrival == entry.arrival]
+        ranks = [i for i, other in enumerate(results, 1) if other.arrival == entry.arrival]
         when = "is" if is_published else "would be"
         if ranks:
             return Check(True, f"{self._measure(entry)}: it {when} number {ranks[0]} of the best {k}")
-        if len(standing) < k:
+        if len(results) < k:
             return Check(False, f"{self._measure(entry)}: it came before the subscription was registered")
-        last = self._measure(standing[-1])
+        last = self._measure(results[-1])
         return Check(False, f"{self._measure(entry)}: it does not beat number {k} of the best {k}, which has {last}")
 
     def _measure(self, entry: Entry) -> str:

@@ -9,10 +9,10 @@ from nearcast.errors import NearcastError
 
 
 class FairLock:
-    """A lock that may be entered again by its owner, and that nobody gets twice while another waits.
+    """A reentrant lock that is granted in turn: no thread gets it again while another one waits.
 
-    A plain lock goes to whoever asks first after it was released. That is mostly the thread that has just released it,
-    so one that publishes all the time would keep others from subscribing.
+    A plain lock goes to the first thread that asks after its release. That is mostly the thread that has just released
+    it, so a thread that publishes all the time would keep others from subscribing.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,14 @@ class FairLock:
     def __enter__(self) -> None:
         me = threading.get_ident()
         if self._owner != me:
-            # Whoever waits for the lock holds the turn, so the last owner has to queue behind it.
+            # A waiting thread has the turn, so the last owner queues behind it.
             with self._turn:
                 self._lock.acquire()
             self._owner = me
         self._depth += 1
 
     def try_enter(self) -> bool:
-        """Enter if nobody else is inside, without waiting; return whether it was so, and then `leave` must follow."""
+        """Enter unless another thread is inside, without waiting; return whether it did, then `leave` must follow."""
         me = threading.get_ident()
         if self._owner != me:
             if not self._lock.acquire(blocking=False):
@@ -46,7 +46,7 @@ class FairLock:
         self.leave()
 
     def leave(self) -> None:
-        """Leave what was entered."""
+        """Release the lock once."""
         self._depth -= 1
         if self._depth == 0:
             self._owner = None
@@ -54,7 +54,7 @@ class FairLock:
 
 
 class Guard:
-    """Remembers that a change was cut off in the middle, by Ctrl-C or lack of memory; from then on `check` raises."""
+    """Records that a change was cut off in the middle, by Ctrl-C or lack of memory; from then on `check` raises."""
 
     def __init__(self) -> None:
         self._interrupted = ""
@@ -68,12 +68,12 @@ class Guard:
             )
 
     def change(self, what: str) -> _Change:
-        """Return what guards one change."""
+        """Return a context that guards one change."""
         return _Change(self, what)
 
 
 class _Change:
-    """A change under guard; a class of its own since a generator takes several times as long."""
+    """A guarded change; a class, as a generator-based context takes several times as long."""
 
     __slots__ = ("_guard", "_what")
 

@@ -1,6 +1,8 @@
-"""What a call hands to its caller: deliveries as a list or as a table, counted."""
+"""What a call returns to its caller: deliveries as a list or as a table, counted."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -8,16 +10,17 @@ import pyarrow as pa
 from nearcast.arrays import Int64Array
 from nearcast.engine.outcome import Outcome, deliveries, outcome
 from nearcast.engine.parts import Parts
+from nearcast.errors import OnError, Rejection
 from nearcast.feeds.changes import FeedChanges
 from nearcast.index.matching import NO_MATCHES
 from nearcast.model import Delivery
-from nearcast.tables.delivery_tables import deliveries_table
+from nearcast.tables.delivery_tables import deliveries_table, rejections_table
 
 NO_ARRIVALS: Int64Array = np.zeros(0, np.int64)
 
 
 def outcome_of(changes: FeedChanges) -> Outcome:
-    """Return changes of results that no message of this call has caused."""
+    """Return changes of results without matches."""
     return outcome(NO_MATCHES, NO_ARRIVALS, [], changes)
 
 
@@ -30,7 +33,7 @@ def as_list(parts: Parts, result: Outcome) -> list[Delivery]:
 def as_table(parts: Parts, result: Outcome) -> pa.Table:
     """Count an outcome and return it as a table."""
     parts.tally.deliveries += result.slots.size
-    # Without deliveries the arrays may be of any type, and have nothing to say.
+    # Without deliveries the arrays may be of any type.
     has_some = result.slots.size > 0
     return deliveries_table(
         pa.array(parts.store.ids[result.slots] if has_some else [], parts.tally.subscription_id_type or pa.string()),
@@ -40,3 +43,11 @@ def as_table(parts: Parts, result: Outcome) -> pa.Table:
         result.distances,
         result.ranks,
     )
+
+
+def with_rejections(
+    answer: tuple[pa.Table, Sequence[Rejection]], on_error: OnError
+) -> pa.Table | tuple[pa.Table, pa.Table]:
+    """Return deliveries, with on_error="skip" as a pair with the table of rejected rows."""
+    table, rejections = answer
+    return (table, rejections_table(rejections)) if on_error == "skip" else table

@@ -10,7 +10,7 @@ import pyarrow as pa
 from nearcast.engine.locks import FairLock, Guard
 from nearcast.engine.settings import Settings
 from nearcast.feeds.feeds import Feeds
-from nearcast.feeds.standings import Standings
+from nearcast.feeds.ranking import Ranking
 from nearcast.index.matching import Matcher
 from nearcast.index.subscription_store import SubscriptionStore
 from nearcast.messages.active import ActiveMessages
@@ -38,29 +38,29 @@ class Parts:
 
     settings: Settings
     store: SubscriptionStore
-    """Which subscriptions are there?"""
+    """The registered subscriptions."""
     matcher: Matcher
-    """Which of them does a message match?"""
+    """Which of them a message matches."""
     window: MessageWindow | None
-    """Which messages count for results?"""
+    """The messages over which feeds are evaluated."""
     feeds: Feeds
-    """What are the results now?"""
-    standings: Standings
-    """What do results look like, and what would they be?"""
+    """The current results."""
+    ranking: Ranking
+    """The results as entries, and what they would be with a further message."""
     active: ActiveMessages | None
-    """Which messages are active?"""
+    """The messages that are matched when a subscription moves."""
     moves: Moves
-    """What changes when a subscription moves?"""
+    """What changes when a subscription moves."""
     fences: Fences | None
-    """Which of these changes are held back?"""
+    """Which of these changes are delayed."""
     intake: Intake
     clock: EventClock
     tally: Tally
     guard: Guard
     writing: FairLock
-    """Held by the one call that changes the subscriptions."""
+    """Owned by the one call that changes the subscriptions."""
     lock: FairLock
-    """Held while readers must keep away."""
+    """Owned by calls that read or change anything."""
     pool: ThreadPoolExecutor | None
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ def composed(settings: Settings) -> Parts:
         matcher=matcher,
         window=window,
         feeds=feeds,
-        standings=Standings(store, matcher, feeds, window),
+        ranking=Ranking(store, matcher, feeds, window),
         active=active,
         moves=moves,
         fences=None if fence is None or active is None else Fences(store, matcher, active, moves, fence),

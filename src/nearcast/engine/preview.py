@@ -1,12 +1,13 @@
-"""What would a subscription have received? Counted on a sample, so that a threshold can be chosen by its effect."""
+"""What a subscription would have received of a sample, so that a threshold can be chosen by its effect."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from nearcast.arrays import Float64Array
 from nearcast.columns import THRESHOLD, MessageColumns, SubscriptionColumns
 from nearcast.kernels.verify import BOOLEAN, NEAREST, SIMILAR, verdicts
 from nearcast.model import KINDS, Geographic, Id, Kind, Space
@@ -17,7 +18,7 @@ N_CUTOFFS = 20
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """How many messages have a score or distance from `low` up to, not including, `high`; the last includes it."""
+    """How many messages have a score or distance of at least `low` and below `high`; the last bin includes `high`."""
 
     low: float
     high: float
@@ -36,9 +37,9 @@ class Cutoff:
 class Preview:
     """What a subscription would have received of a sample of messages.
 
-    Of a similarity subscription, `histogram` and `cutoffs` tell of the scores of all messages: with the threshold
-    `cutoff.at` it would have received `cutoff.messages`. Of a top-k or nearest one they tell of the scores or distances
-    of the messages that share a word, and `received` is how many the sample leaves in its results. A boolean one has
+    Of a similarity subscription, `histogram` and `cutoffs` count the scores of all messages: with the threshold
+    `cutoff.at` it would have received `cutoff.messages`. Of a top-k or nearest one they count the scores or distances
+    of the messages that share a word, and `received` is the size of its results after the sample. A boolean one has
     neither.
     """
 
@@ -66,7 +67,7 @@ def preview(
     n_rejected: int,
     space: Space,
 ) -> Preview:
-    """Return the preview of a single subscription, given as columns of one slot, for messages it has received."""
+    """Return the preview of a subscription, as columns of a single slot, that has received `n_received` messages."""
     n = messages.x.size
     kind = int(subscription.kinds[0])
     rows, slots = np.arange(n), np.zeros(n, np.int64)
@@ -78,7 +79,7 @@ def preview(
     if kind == NEAREST:
         values = distances[is_match]
         farthest = values.max(initial=0.0)
-        # If all of them are here, one bin holds them.
+        # If all distances are 0, a single bin contains them.
         edges = np.linspace(0, farthest, N_BINS + 1) if farthest > 0 else np.zeros(2 if values.size else 1)
         histogram = _histogram(values, edges)
         cutoffs = tuple(Cutoff(edge, int(np.count_nonzero(values <= edge))) for edge in edges[1:].tolist())
@@ -100,7 +101,7 @@ def preview(
     )
 
 
-def _histogram(values: Any, edges: Any) -> tuple[Bin, ...]:
+def _histogram(values: Float64Array, edges: Float64Array) -> tuple[Bin, ...]:
     # A cosine may be above 1 by its rounding.
     counts, _ = np.histogram(np.minimum(values, edges[-1]), edges) if edges.size > 1 else ((), None)
     return tuple(Bin(*row) for row in zip(edges[:-1].tolist(), edges[1:].tolist(), map(int, counts), strict=True))

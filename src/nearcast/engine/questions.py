@@ -1,4 +1,4 @@
-"""Questions that change nothing: results, why a message reaches a subscription, what it would receive, what is held."""
+"""Questions that change nothing: results, explanations, previews and statistics."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from nearcast.columns import taken
-from nearcast.engine.explanation import Explanation, explanation
+from nearcast.engine.explanation import Explanation, Pair, Placing, explanation
 from nearcast.engine.parts import Parts, composed
 from nearcast.engine.preview import Preview, preview
 from nearcast.engine.publishing import Publishing
 from nearcast.engine.registration import Registration
 from nearcast.engine.settings import Settings
 from nearcast.errors import NearcastError, OnError, check_rejections
-from nearcast.feeds.standings import Entry
+from nearcast.feeds.ranking import Entry
 from nearcast.index.candidates import unverified
 from nearcast.kernels.verify import NEAREST, TOPK
 from nearcast.model import KINDS, Delivery, Id, Kind, Message, Subscription
@@ -24,7 +24,7 @@ from nearcast.model import KINDS, Delivery, Id, Kind, Message, Subscription
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a broker holds, and what it has done since it was made; saving and opening go on counting."""
+    """What a broker contains, and what it has done since it was made; counts are saved with it."""
 
     subscriptions: int
     by_kind: dict[str, int]
@@ -39,7 +39,7 @@ class Stats:
 
 
 def stats_of(parts: Parts) -> Stats:
-    """Return what the parts hold and have done."""
+    """Return what the parts contain and have done."""
     store, tally = parts.store, parts.tally
     kinds = store.columns.kinds[store.slots]
     return Stats(
@@ -74,34 +74,29 @@ def results_of(parts: Parts, subscription_id: Id) -> list[Delivery]:
         )
     return [
         Delivery(subscription_id, entry.message, 1, entry.score if kind == TOPK else None, entry.distance, rank)
-        for rank, entry in enumerate(parts.standings.entries(slot), 1)
+        for rank, entry in enumerate(parts.ranking.entries(slot), 1)
     ]
 
 
 def explanation_of(parts: Parts, subscription_id: Id, message: Message, *, published: bool) -> Explanation:
-    """Return why a message would reach a subscription, or not; `published`: why it is among the results, or not."""
+    """Return why a message would reach a subscription, or not; with `published`, why it is in the results, or not."""
     store, intake = parts.store, parts.intake
     slot = store.slot(subscription_id)
     intake.check(message)
     columns = intake.column_of(message, parts.tally.messages, is_admitted=False)
-    pair = unverified(np.zeros(1, np.int64), np.array([slot]))
-    match = parts.matcher.matches(pair, columns)
+    candidate = unverified(np.zeros(1, np.int64), np.array([slot]))
+    match = parts.matcher.matches(candidate, columns)
     entry: Entry | None = None
-    standing: list[Entry] = []
+    results: list[Entry] = []
     if store.columns.ks[slot] > 0:
-        entry, standing = parts.standings.outlook(slot, match, columns, message.id, is_published=published)
+        entry, results = parts.ranking.with_message(slot, match, columns, message.id, is_published=published)
+    subscription = taken(store.columns, candidate.slots)
     return explanation(
-        subscription_id=subscription_id,
-        message_id=message.id,
-        subscription=taken(store.columns, pair.slots),
-        polygon=store.polygons.get(slot),
-        message=columns,
-        match=match,
-        entry=entry,
-        standing=standing,
-        is_published=published,
-        vocabulary=store.vocabulary,
-        space=store.space,
+        Pair(subscription_id, subscription, store.polygons.get(slot), message.id, columns),
+        match,
+        Placing(entry, results, published),
+        store.vocabulary,
+        store.space,
     )
 
 
@@ -111,7 +106,7 @@ def preview_of(
     sample: pa.Table | Sequence[Message],
     on_error: OnError,
 ) -> Preview:
-    """Return what a subscription would receive of a sample, published to parts of its own."""
+    """Return what a subscription would receive of a sample, published to a broker of its own."""
     trial = composed(replace(settings, lifetime=None, fence=None, index="exhaustive", threads=1))
     registration = Registration(trial)
     registration.add_one(subscription, answer=False)

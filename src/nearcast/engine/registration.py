@@ -1,12 +1,13 @@
-"""Taking subscriptions in: one by one, many, or a table of them, while messages are published."""
+"""Registers and removes subscriptions: one, many, or a table of them, while messages are published."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
+import shapely
 
 from nearcast.arrays import stacked
 from nearcast.columns import SubscriptionColumns
@@ -20,40 +21,42 @@ from nearcast.tables.compile import Parsed, checked_rows, compiled, compiled_row
 from nearcast.tables.intake import checked_id_type
 from nearcast.tables.subscription_tables import plain_rows, subscriptions_of_table
 
-# Subscriptions compiled while messages wait: a tenth of a second or less.
+# Subscriptions compiled under the lock, while messages wait: a tenth of a second or less.
 COMPILED_ROWS = 1_000
 COMPILED_PLAIN_ROWS = 1 << 16
-# Pending subscriptions that came one by one, before they are registered together.
-MAX_WAITING = 64
+# Single subscriptions that may be pending before they are registered together.
+MAX_PENDING = 64
+
+Columns = TypeVar("Columns")
 
 
 class Registration:
     """Registers subscriptions with the parts of a broker, and removes them.
 
-    One call at a time changes the subscriptions and holds `writing`; `lock` is held while readers must keep away.
-    Subscriptions that come one by one and have no answer yet wait until anything else happens: registered together
+    One call at a time changes the subscriptions, under the lock `writing`; `lock` excludes readers for a short moment.
+    Single subscriptions without an initial answer are pending until the next call of another kind: registered together
     they take half of the time.
     """
 
     def __init__(self, parts: Parts):
         self._parts = parts
-        self._waiting: dict[Id, Parsed] = {}
+        self._pending: dict[Id, Parsed] = {}
 
     def add_one(self, subscription: Subscription, *, answer: bool) -> list[Delivery]:
-        """Register a subscription; return its first answer."""
+        """Register a subscription; return its initial answer."""
         id_type = checked_id_type("subscription", subscription.id, self._parts.tally.subscription_id_type)
         row = self._parsed(subscription)
         with self._parts.writing:
             if answer or row.k > 0:
                 changes = self._flush_and_add({subscription.id: row}, id_type, answer=answer)
                 return as_list(self._parts, outcome_of(changes))
-            self._add_later(subscription.id, row, id_type)
+            self._add_pending(subscription.id, row, id_type)
             return []
 
     def add_many(
         self, subscriptions: pa.Table | Iterable[Subscription], *, answer: bool, on_error: OnError
     ) -> tuple[pa.Table, list[Rejection]]:
-        """Register many subscriptions; return their first answers, and the bad rows if they are skipped."""
+        """Register many subscriptions; return their initial answers and, if they are skipped, the bad rows."""
         items: Iterable[Subscription | Rejection]
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
             table = table_of(subscriptions)
@@ -79,7 +82,7 @@ class Registration:
         check_rejections(rejections, on_error)
         rows: dict[Id, Parsed] = {}
         for row in good:
-            # A later row replaces an earlier one and takes its own place in the order.
+            # A later row replaces an earlier one with its id, and is registered in its own order.
             rows.pop(row.id, None)
             rows[row.id] = row.parsed
         with self._parts.writing:
@@ -103,27 +106,27 @@ class Registration:
         store = self._parts.store
         return parsed(subscription, store.vocabulary, store.space, has_window=self._parts.window is not None)
 
-    def _add_later(self, subscription_id: Id, row: Parsed, id_type: pa.DataType) -> None:
-        """Let a subscription that keeps no results wait; in place of another with its id."""
+    def _add_pending(self, subscription_id: Id, row: Parsed, id_type: pa.DataType) -> None:
+        """Add a boolean or similarity subscription to the pending ones; it replaces one with its id."""
         self._parts.guard.check()
         self._parts.tally.subscription_id_type = id_type
-        self._waiting.pop(subscription_id, None)
-        self._waiting[subscription_id] = row
-        if len(self._waiting) == MAX_WAITING:
+        self._pending.pop(subscription_id, None)
+        self._pending[subscription_id] = row
+        if len(self._pending) == MAX_PENDING:
             self.flush()
 
     def flush(self) -> None:
         """Register the pending subscriptions; every call that reads or changes anything does this first."""
-        while self._waiting:
+        while self._pending:
             if self._parts.writing.try_enter():
                 try:
-                    self._add(self._waiting, self._parts.tally.subscription_id_type, answer=False)
+                    self._add(self._pending, self._parts.tally.subscription_id_type, answer=False)
                 finally:
-                    # Not before they are registered: others go on as soon as nothing waits.
-                    self._waiting = {}
+                    # Only now, as other threads continue as soon as nothing is pending.
+                    self._pending = {}
                     self._parts.writing.leave()
             else:
-                # Who has the lock is about to do it, and may go on to something that takes long.
+                # The owner of the lock flushes first, and may then do something that takes long: do not wait for it.
                 time.sleep(0)
 
     def _flush_and_add(self, rows: dict[Id, Parsed], id_type: pa.DataType | None, *, answer: bool) -> FeedChanges:
@@ -133,13 +136,13 @@ class Registration:
     def _add(self, rows: dict[Id, Parsed], id_type: pa.DataType | None, *, answer: bool) -> FeedChanges:
         polygons = {place: row.polygon for place, row in enumerate(rows.values()) if row.polygon is not None}
         some, vocabulary = list(rows.values()), self._parts.store.vocabulary
-        parts = self._in_pieces(
+        parts = self._in_chunks(
             len(some), COMPILED_ROWS, lambda start, stop, order: compiled(some[start:stop], vocabulary, order)
         )
         return self._add_columns(list(rows), parts, polygons, id_type, answer=answer)
 
     def add_table(self, table: pa.Table, *, answer: bool) -> FeedChanges | None:
-        """Register a table of plain rows without looking at them one by one; None if it is no such table."""
+        """Register a table of plain rows all at once; return None if it is not such a table."""
         plain = plain_rows(table)
         if plain is None or (self._parts.tally.subscription_id_type or plain.ids.type) != plain.ids.type:
             return None
@@ -147,35 +150,36 @@ class Registration:
             return None
         self.flush()
         store = self._parts.store
-        parts = self._in_pieces(
+        parts = self._in_chunks(
             len(plain.ids),
             COMPILED_PLAIN_ROWS,
             lambda start, stop, order: compiled_rows(plain.between(start, stop), store.vocabulary, store.space, order),
         )
-        if any(part is None for part in parts):
+        good = [part for part in parts if part is not None]
+        if len(good) < len(parts):
             return None
-        return self._add_columns(plain.ids.to_pylist(), parts, {}, plain.ids.type, answer=answer)
+        return self._add_columns(plain.ids.to_pylist(), good, {}, plain.ids.type, answer=answer)
 
     def _remove(self, ids: list[Id]) -> None:
         """Remove subscriptions."""
         orders = self._parts.store.remove(ids)
-        self._parts.feeds.forget(orders)
+        self._parts.feeds.remove(orders)
         if self._parts.fences is not None:
-            self._parts.fences.forget(orders)
+            self._parts.fences.remove(orders)
 
-    def _in_pieces(self, n_rows: int, size: int, piece: Callable[[int, int, int], Any]) -> list[Any]:
-        """Compile subscriptions piece by piece: they admit words, and messages should not wait long for that."""
+    def _in_chunks(self, n_rows: int, size: int, compile_rows: Callable[[int, int, int], Columns]) -> list[Columns]:
+        """Return compiled chunks of subscriptions; they add words under the lock, so messages wait for one chunk."""
         parts = []
         for start in range(0, max(n_rows, 1), size):
             with self._parts.lock:
-                parts.append(piece(start, start + size, self._parts.store.n_registered + start))
+                parts.append(compile_rows(start, start + size, self._parts.store.n_registered + start))
         return parts
 
     def _add_columns(
         self,
         ids: list[Id],
         parts: list[SubscriptionColumns],
-        polygons: dict[int, Any],
+        polygons: dict[int, shapely.Geometry],
         id_type: pa.DataType | None,
         *,
         answer: bool,
@@ -185,15 +189,15 @@ class Registration:
             store.compact()
             columns = stacked(parts)
             slots = store.append(ids, columns, polygons)
-            keeps_results = bool((columns.ks > 0).any())
-            if not keeps_results:
+            has_feeds = bool((columns.ks > 0).any())
+            if not has_feeds:
                 store.insert(slots)
             with self._parts.lock:
                 self._parts.tally.subscription_id_type = id_type
                 self._remove([key for key in ids if key in store])
-                # What is found in the window says how a subscription is posted.
+                # Feeds are evaluated first, since the index posts them for their floors.
                 changes = feeds.register(slots)
-                if keeps_results:
+                if has_feeds:
                     store.insert(slots)
                 store.activate(ids, slots)
                 return all_changes([changes, self._parts.moves.first_answers(slots)]) if answer else changes

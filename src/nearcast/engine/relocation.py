@@ -1,4 +1,4 @@
-"""Positions and moments on their way in: checked, seen by the clock, and handed to moves, fences and feeds."""
+"""Moves subscriptions and advances the clock: checks positions and moments, and passes them to moves and fences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nearcast.tables.positions import Positions, position, positions
 
 
 class Relocation:
-    """Moves subscriptions and the clock; the caller holds the lock of the parts."""
+    """Moves subscriptions and advances the clock; the caller has the lock of the parts."""
 
     def __init__(self, parts: Parts):
         self._parts = parts
@@ -34,7 +34,7 @@ class Relocation:
         ts: datetime | float | None,
         accuracy: float | None,
     ) -> FeedChanges:
-        """Put a subscription elsewhere; return what that changes."""
+        """Move a subscription; return the changes."""
         time = checked_time("ts", ts)
         margin = math.nan if accuracy is None else checked_number("accuracy", accuracy)
         if margin < 0:
@@ -53,7 +53,7 @@ class Relocation:
         return self._move(found)
 
     def table(self, table: pa.Table, on_error: OnError) -> tuple[FeedChanges, list[Rejection]]:
-        """Put many subscriptions elsewhere; return what that changes, and the bad rows if they are skipped."""
+        """Move many subscriptions; return the changes and, if they are skipped, the bad rows."""
         found, rejections = positions(
             self._parts.store, table, has_window=self._has_window, needs_time=self._needs_time
         )
@@ -61,7 +61,7 @@ class Relocation:
         return self._move(found), rejections
 
     def advance(self, ts: datetime | float) -> FeedChanges:
-        """Advance the clock to a moment; return what that changes."""
+        """Advance the clock to a moment; return the changes."""
         until = moment("ts", ts)
         with self._parts.guard.change("advance"):
             self._parts.clock.advance(until)
@@ -72,6 +72,6 @@ class Relocation:
         if self._max_error is not None:
             found = found.chosen(np.flatnonzero(~(found.accuracies > self._max_error)))
         with parts.guard.change("move"):
-            parts.clock.see(found.times)
+            parts.clock.observe(found.times)
             parts.tally.moves += found.slots.size
             return parts.moves.move(found) if parts.fences is None else parts.fences.move(found)

@@ -1,4 +1,4 @@
-"""What a broker holds from the moment it is made or opened until it is closed: the parts, and what works on them."""
+"""The lifetime of a broker from its creation or opening to its closing: its parts, and what works on them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Session:
         self._opened: Engine | None = Engine(parts, Registration(parts), Publishing(parts), Relocation(parts))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to a folder, in place of what was saved there before."""
+        """Write everything to a folder; replaces what was saved there before."""
         self._engine.parts.guard.check()
         with self._writing, self._flushed():
             write_state(path, state_of(self._engine.parts))
@@ -68,10 +68,10 @@ class Session:
         Parameters
         ----------
         index, buffer_policy, threads
-            As for a new broker; an index that was saved need not be built again.
+            As for a new broker; a saved index is not built again.
         check : {"everything", "sizes"}, default "everything"
-            Whether every byte is compared with the checksums, or only the sizes of the files: opened at once, for a
-            folder that is known to be sound.
+            Whether every byte is compared with the checksums, or only the sizes of the files, which is instant, for a
+            folder that is known to be intact.
         """
         checked_choice("check", check, CHECKS)
         state = read_state(path, check=check)
@@ -84,9 +84,9 @@ class Session:
         return broker
 
     def close(self) -> None:
-        """End the threads and let go of everything held, files mapped into memory included; nothing is saved.
+        """End the threads and release all memory, including mapped files; nothing is saved.
 
-        Calls that are under way are waited for. Afterwards every call but this one raises NearcastError.
+        Waits for running calls. Afterwards every call but this one raises NearcastError.
 
         Examples
         --------
@@ -124,6 +124,6 @@ class Session:
         return self._engine.parts
 
     def _flushed(self) -> FairLock:
-        """Register the subscriptions that wait, and return the lock for who reads or changes anything."""
+        """Register the pending subscriptions; return the lock for calls that read or change anything."""
         self._engine.registration.flush()
         return self._lock

@@ -1,10 +1,10 @@
-"""What a broker is made with, checked."""
+"""The settings of a broker, checked."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nearcast.errors import NearcastError
 from nearcast.feeds.buffer_policy import BUFFER_POLICIES, BufferPolicyName
@@ -29,7 +29,7 @@ MAX_LIFETIME = 1e11
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a broker is made with."""
+    """The settings of a broker."""
 
     space: Space
     vocabulary: Vocabulary
@@ -51,7 +51,7 @@ def checked_settings(
     buffer_policy: BufferPolicyName,
     threads: int,
 ) -> Settings:
-    """Return settings with their defaults; raise if one of them cannot be."""
+    """Return settings with their defaults; raise if one is invalid."""
     checked_choice("index", index, list(INDEXES))
     checked_choice("buffer_policy", buffer_policy, list(BUFFER_POLICIES))
     if not isinstance(threads, int) or threads < 1:
@@ -67,19 +67,21 @@ def checked_settings(
         threads=threads,
     )
     if fence is not None and lifetime is None:
-        raise NearcastError("fence is given without a lifetime; it speaks of active messages, and there would be none")
+        raise NearcastError(
+            "fence is given without a lifetime; fences apply to active messages, and there would be none"
+        )
     return settings
 
 
 def checked_type(name: str, value: T, *kinds: type) -> T:
-    """Return a value; raise unless it is of one of some types."""
+    """Return a value; raise unless it is an instance of one of `kinds`."""
     if not isinstance(value, kinds):
         wanted = ", ".join(kind.__name__ for kind in kinds)
         raise NearcastError(f"{name} is {value!r}; it must be one of {wanted}")
     return value
 
 
-def _checked_lifetime(lifetime: Any) -> float | None:
+def _checked_lifetime(lifetime: float | None) -> float | None:
     if lifetime is None or lifetime == math.inf:
         return lifetime
     seconds = checked_number("lifetime", lifetime)

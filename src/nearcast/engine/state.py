@@ -1,4 +1,4 @@
-"""The state of a broker: what its parts hold, as it is saved to a folder and taken over again."""
+"""The state of a broker, as it is saved to a folder and restored from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
 
 
 def state_of(parts: Parts) -> State:
-    """Return all that the parts hold."""
+    """Return the state of all parts."""
     settings, tally = parts.settings, parts.tally
     arrays, subscriptions = parts.store.state()
     tables = {
@@ -52,7 +52,7 @@ def state_of(parts: Parts) -> State:
 
 
 def settings_of(state: State, index: IndexName, buffer_policy: BufferPolicyName, threads: int) -> Settings:
-    """Return what a saved broker was made with, but for what changes no answer."""
+    """Return the settings of a saved broker; those that change no answer are arguments."""
     space, window, fence = (of_settings(state.description[part]) for part in ("space", "window", "fence"))
     lifetime = state.description["lifetime"]
     return checked_settings(
@@ -68,7 +68,7 @@ def settings_of(state: State, index: IndexName, buffer_policy: BufferPolicyName,
 
 
 def restore(parts: Parts, state: State) -> None:
-    """Let new parts take over what `state_of` returned."""
+    """Restore what `state_of` returned, in new parts."""
     description, tally = state.description, parts.tally
     tally.messages = description["n_messages"]
     tally.candidates = description["n_candidates"]

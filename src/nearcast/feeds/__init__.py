@@ -1,1 +1,1 @@
-"""What is each result now? Buffers of top-k and nearest subscriptions, their floors and their expiry."""
+"""The results of top-k and nearest subscriptions: their buffers, floors and expiry."""

@@ -1,7 +1,7 @@
-"""Which messages does a buffer keep? cSkyband, and beside it the two that it was measured against (Skype, section 8.1).
+"""Which messages a buffer stores: cSkyband, and the two policies it was compared with (Skype, section 8.1).
 
-All of them are exact: a buffer has every current message with at least its floor that may be among the best k as long
-as it is current, and is filled again when fewer than k are left.
+All are exact: a buffer has every current message at or above its floor that can be among the best k before it expires,
+and is filled again from the window when it has fewer than k.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from nearcast.feeds.sizing import best_size
 
 BufferPolicyName = Literal["cskyband", "kmax", "skyband"]
 
-# As the paper sets them, after trying others.
+# As in the paper.
 KMAX = 60
 SKYBAND_DEPTH = 0.05
 
 
 class BufferPolicy(NamedTuple):
-    """A way to keep buffers."""
+    """Which messages a buffer stores, and when its floor rises."""
 
-    size: Callable[
-        [int, int], int
-    ]  # of k and the size of the window: with how many of the best messages a buffer starts
-    depth: float  # how far below the last of these its floor is, as a share of the score
-    drops_dominated: bool  # whether an entry goes that is dominated by k others
-    # Rarely: when a buffer has become far too large. Always: to the last of as many entries as it should have.
+    # Of k and the size of the window: how many of the best messages a buffer starts with.
+    size: Callable[[int, int], int]
+    # How far the floor is below the score of the last of these, as a share of that score.
+    depth: float
+    # Whether an entry that k others dominate is dropped.
+    drops_dominated: bool
+    # rarely: when a buffer is far too large; always: to the last of the `size` best entries.
     floor_rises: Literal["never", "rarely", "always"]
 
 

@@ -1,14 +1,14 @@
-"""The buffers of all feeds in flat arrays: who has which, how they grow, what changed in their best k."""
+"""The buffers of all feeds in flat arrays: their blocks, how they grow, and what changed in their best k."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from nearcast.arrays import Float64Array, GrowableInPlace, Int8Array, Int32Array, Int64Array
+from nearcast.arrays import Float64Array, GrowableInPlace, Int8Array, Int32Array, Int64Array, IntArray, RecordArray
 from nearcast.columns import NO_TIME
 from nearcast.kernels.skyband import (
     COUNT_BITS,
@@ -23,22 +23,22 @@ from nearcast.kernels.skyband import (
     update,
 )
 
-MIN_ROOM = 4
-# Fewer feeds are not worth a thread; the entries of more do not fit its cache.
+MIN_CAPACITY = 4
+# For fewer feeds a thread does not pay; the entries of more do not fit into its cache.
 MIN_FEEDS_OF_A_TASK = 256
 MAX_FEEDS_OF_A_TASK = 1 << 13
-# In place of a batch: nothing is to be remembered.
+# In place of the number of a batch: previous results are not recorded.
 NO_BATCH = -1
 NO_FLOORS = np.zeros(0)
-# Room comes in this many sizes for each power of two.
+# Blocks have this many sizes for each power of two.
 SIZES_OF_A_POWER = 4
-FEEDS_OF_A_PART = 1 << 18
+FEEDS_OF_A_CHUNK = 1 << 18
 NO_BLOCKS = np.zeros(0, np.int64)
 NO_WINDOW = Clock(False, False, 0, 0, NO_TIME, NO_BLOCKS, NO_BLOCKS, np.zeros(0, np.uint8))
 
 
-class News(NamedTuple):
-    """Messages that may enter the buffers of feeds: ragged rows, in order of arrival, one for each of `feeds`."""
+class NewEntries(NamedTuple):
+    """Messages that may enter the buffers: ragged rows, one for each of `feeds`, each in order of arrival."""
 
     feeds: Int64Array
     offsets: Int64Array
@@ -54,132 +54,142 @@ class Best(NamedTuple):
     scores: Float64Array
 
 
-class Before(NamedTuple):
-    """The results that some feeds had before a batch, and their points if they have moved since."""
+class PreviousResults(NamedTuple):
+    """The results that some feeds had before a batch, and their previous points if they have moved since."""
 
     feeds: Int64Array
     best: Best
-    points: Float64Array | None = None  # float64 (n, 2)
+    points: Float64Array | None = None  # (n, 2)
 
 
 class Inserted(NamedTuple):
-    """What `Buffers.insert` tells of each feed, and which results are now of the past."""
+    """What `Buffers.insert` returns of each feed, and the previous results of those that changed."""
 
-    oldest: Int64Array  # when it is to be looked at, if that is not noted yet, else NEVER
+    due: Int64Array  # the recency of its oldest message if that is not logged yet, else NEVER
     states: Int8Array  # TOO_SHORT, TOO_LONG or 0
-    before: list[Before]
+    before: list[PreviousResults]
 
 
 class Differences(NamedTuple):
-    """What entered (+1) or left (-1) the results of feeds, given by their places in what was asked for."""
+    """What entered (+1) or left (-1) the results of feeds."""
 
-    rows: Int64Array
+    rows: Int64Array  # positions of the feeds in the argument
     arrivals: Int64Array
     signs: Int8Array
     scores: Float64Array
     ranks: Int32Array
 
 
-class Buffers:
-    """A feed is a row of `table`, FEED; those of removed subscriptions are used again.
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
-    A buffer lies in a block of entries, of one of a few sizes. One that becomes too small is moved, and the block it
-    leaves is used again for another.
+
+class Buffers:
+    """The feeds as rows of `table`, FEED; rows of removed subscriptions are reused.
+
+    A buffer is stored in a block of entries, which has one of a few sizes. A buffer that outgrows its block is moved,
+    and the block is reused.
     """
 
     def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
         self._pool = pool
         self._feeds = GrowableInPlace(np.zeros(0, FEED))
         self._entries = GrowableInPlace(np.zeros(0, ENTRY))
-        self._free: list[int] = []
-        # Where blocks are free, by their size.
-        self._blocks: dict[int, Any] = {}
+        self._free_feeds: list[int] = []
+        # The starts of free blocks, by size.
+        self._free_blocks: dict[int, Int64Array] = {}
 
     def __len__(self) -> int:
-        """Return how many feeds there are."""
-        return self._feeds.size - len(self._free)
+        """Return the number of feeds."""
+        return self._feeds.size - len(self._free_feeds)
 
     @property
-    def table(self) -> Any:
-        """All feeds, k is 0 for those that are not in use; to be written to, and valid until the next `start`."""
+    def table(self) -> RecordArray:
+        """All feeds, writable, with k = 0 for those not in use; valid until the next `allocate`."""
         return self._feeds.values
 
     @property
     def n_bytes(self) -> int:
-        """How much feeds and entries take, with the room that they have to grow."""
+        """The memory of feeds and entries, including spare capacity."""
         return int(self.table.nbytes + self._entries.values.nbytes)
 
     @property
-    def used(self) -> Any:
+    def used(self) -> Int64Array:
         """The feeds in use."""
         return np.flatnonzero(self.table["k"] > 0)
 
-    def start(self, n: int) -> Any:
-        """Return `n` new feeds, with empty buffers, to be filled in."""
-        reused = [self._free.pop() for _ in range(min(len(self._free), n))]
+    def allocate(self, n: int) -> Int64Array:
+        """Return `n` new feeds with empty buffers; the caller sets their fields."""
+        reused = [self._free_feeds.pop() for _ in range(min(len(self._free_feeds), n))]
         first = self._feeds.size
         self._feeds.extend(np.zeros(n - len(reused), FEED))
         feeds = np.concatenate([np.array(reused, np.int64), np.arange(first, self._feeds.size)])
         self.table["wakes"][feeds] = NO_TIME
         return feeds
 
-    def end(self, feeds: Any) -> None:
-        """Give up feeds."""
+    def free(self, feeds: IntArray) -> None:
+        """Free feeds, to be reused."""
         self.table["size"][feeds] = 0
         self.table["k"][feeds] = 0
-        self._free += feeds.tolist()
+        self._free_feeds += feeds.tolist()
 
     def insert(
-        self, clock: Clock, news: News, floors: Any, *, batch: int = NO_BATCH, lifted: Any = NO_FLOORS
+        self,
+        clock: Clock,
+        new: NewEntries,
+        floors: Float64Array,
+        *,
+        batch: int = NO_BATCH,
+        raised: Float64Array = NO_FLOORS,
     ) -> Inserted:
-        """Drop what has expired, insert what is new and has at least the floor, as kernels/skyband.py has it."""
-        needed = self.table["size"][news.feeds] + np.diff(news.offsets)
+        """Drop expired entries, and insert new ones that reach the floor, as defined in kernels/skyband.py."""
+        needed = self.table["size"][new.feeds] + np.diff(new.offsets)
         if not clock.has_window:
-            # Whoever ranks before dominates, so no more than k stay.
-            limits = self.table["max_dominators"][news.feeds]
+            # Each entry dominates all behind it, so at most k stay.
+            limits = self.table["max_dominators"][new.feeds]
             needed = np.where(limits <= MAX_COUNTED, np.minimum(needed, limits), needed)
-        self._make_room(news.feeds, needed)
-        oldest, states = np.empty(news.feeds.size, np.int64), np.empty(news.feeds.size, np.int8)
+        self._ensure_capacity(new.feeds, needed)
+        due, states = np.empty(new.feeds.size, np.int64), np.empty(new.feeds.size, np.int8)
         table, entries = self.table, self._entries.values
 
-        def update_some(part: slice) -> Before:
-            feeds = news.feeds[part]
-            some = (feeds, news.offsets[part.start : part.stop + 1], news.arrivals, news.scores)
-            due = (oldest[part], states[part])
-            rows, *best = update(clock, table, entries, floors, *some, lifted[part], batch, *due)
-            return Before(feeds[rows], Best(*best))
+        def update_some(part: slice) -> PreviousResults:
+            feeds = new.feeds[part]
+            some = (feeds, new.offsets[part.start : part.stop + 1], new.arrivals, new.scores)
+            outputs = (due[part], states[part])
+            rows, *best = update(clock, table, entries, floors, *some, raised[part], batch, *outputs)
+            return PreviousResults(feeds[rows], Best(*best))
 
-        before = self.divided(news.feeds.size, update_some)
-        return Inserted(oldest, states, [part for part in before if part.feeds.size])
+        before = self.map_feeds(update_some, new.feeds.size)
+        return Inserted(due, states, [part for part in before if part.feeds.size])
 
-    def drop_below(self, feeds: Any, floors: Any) -> None:
-        """Drop what is below a floor."""
+    def drop_below(self, feeds: Int64Array, floors: Float64Array) -> None:
+        """Drop the entries of each feed that are below its floor."""
         drop_below(self.table, self._entries.values, feeds, floors)
 
-    def clear(self, feeds: Any) -> None:
+    def clear(self, feeds: Int64Array) -> None:
         """Empty the buffers of feeds."""
         self.table["size"][feeds] = 0
 
-    def scores_at(self, feeds: Any, ranks: Any) -> Any:
-        """Return the score of one entry of each feed, given by its rank, from 0 on."""
+    def scores_at(self, feeds: Int64Array, ranks: Int64Array) -> Float64Array:
+        """Return the score of the entry of each feed that has a rank, from 0 on."""
         return self._entries.values["score"][self.table["start"][feeds] + ranks]
 
-    def of(self, feed: int, most: int) -> tuple[Any, Any]:
-        """Return arrivals and scores of the first entries of a feed."""
+    def first_entries(self, feed: int, limit: int) -> tuple[Int64Array, Float64Array]:
+        """Return arrivals and scores of the first entries of a feed, at most `limit`."""
         row = self.table[feed]
-        entries = self._entries.values[row["start"] : row["start"] + min(int(row["size"]), most)]
+        entries = self._entries.values[row["start"] : row["start"] + min(int(row["size"]), limit)]
         return entries["stamp"] >> COUNT_BITS, entries["score"].copy()
 
-    def held_in_parts(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield the entries of all feeds, many feeds at a time: arrivals, scores, and the feed of each."""
+    def entries_in_chunks(self) -> Iterator[tuple[Int64Array, Float64Array, Int64Array]]:
+        """Yield the entries of all feeds, a chunk of feeds at a time: arrivals, scores, and the feed of each."""
         used = self.used
-        for start in range(0, max(used.size, 1), FEEDS_OF_A_PART):
-            feeds = used[start : start + FEEDS_OF_A_PART]
+        for start in range(0, max(used.size, 1), FEEDS_OF_A_CHUNK):
+            feeds = used[start : start + FEEDS_OF_A_CHUNK]
             sizes = self.table["size"][feeds].astype(np.int64)
-            entries = self._entries.values[_spread(self.table["start"][feeds], sizes)]
+            entries = self._entries.values[_span_places(self.table["start"][feeds], sizes)]
             yield entries["stamp"] >> COUNT_BITS, entries["score"], np.repeat(feeds, sizes)
 
-    def best(self, feeds: Any) -> Best:
+    def best(self, feeds: Int64Array) -> Best:
         """Return the results of feeds."""
         rows = self.table[feeds]
         offsets = np.concatenate([[0], np.cumsum(np.minimum(rows["size"], rows["k"]), dtype=np.int64)])
@@ -189,62 +199,62 @@ class Buffers:
         def copy_some(part: slice) -> None:
             copy_best(table, entries, feeds[part], offsets[part.start : part.stop + 1], arrivals, scores)
 
-        self.divided(feeds.size, copy_some)
+        self.map_feeds(copy_some, feeds.size)
         return Best(offsets, arrivals, scores)
 
-    def differences(self, feeds: Any, before: Best) -> Differences:
-        """Return what has changed in the results of feeds."""
+    def differences(self, feeds: Int64Array, before: Best) -> Differences:
+        """Return how the results of feeds differ from those before."""
         return Differences(*differences(self.table, self._entries.values, feeds, *before))
 
-    def divided(self, n_feeds: int, work: Callable[[slice], Any]) -> list[Any]:
-        """Return what `work` gives for each part of `n_feeds` feeds, divided among threads."""
+    def map_feeds(self, work: Callable[[slice], Result], n_feeds: int) -> list[Result]:
+        """Return what `work` returns for each chunk of `n_feeds` feeds, in the threads of the pool."""
         n_tasks = 1 if self._pool is None else 2 * self._pool._max_workers
         size = min(max(-(-n_feeds // n_tasks), MIN_FEEDS_OF_A_TASK), MAX_FEEDS_OF_A_TASK)
-        return self.each(work, [slice(start, min(start + size, n_feeds)) for start in range(0, n_feeds, size)])
+        return self.map_tasks(work, [slice(start, min(start + size, n_feeds)) for start in range(0, n_feeds, size)])
 
-    def each(self, work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
-        """Return what `work` gives for each part, by several threads."""
-        return list(map(work, parts) if self._pool is None or len(parts) < 2 else self._pool.map(work, parts))
+    def map_tasks(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
+        """Return what `work` returns for each task, in the threads of the pool."""
+        return list(map(work, tasks) if self._pool is None or len(tasks) < 2 else self._pool.map(work, tasks))
 
-    def _make_room(self, feeds: Any, needed: Any) -> None:
-        """Move the buffers that are too small for the entries they need."""
+    def _ensure_capacity(self, feeds: Int64Array, needed: Int64Array) -> None:
+        """Move the buffers whose blocks are too small for the entries they need."""
         is_small = needed > self.table["capacity"][feeds]
         if is_small.any():
             self._move(feeds[is_small], _block_sizes(needed[is_small]))
 
-    def fit(self, feeds: Any) -> None:
-        """Move buffers that have become far too large to smaller blocks."""
+    def shrink(self, feeds: Int64Array) -> None:
+        """Move buffers whose blocks are too large to smaller ones."""
         rows = self.table[feeds]
         sizes = _block_sizes(rows["size"] + 1)
         is_large = sizes < rows["capacity"]
         self._move(feeds[is_large], sizes[is_large])
 
-    def _move(self, feeds: Any, sizes: Any) -> None:
-        """Move buffers to blocks of other sizes, and keep those they leave for others."""
+    def _move(self, feeds: Int64Array, sizes: Int64Array) -> None:
+        """Move buffers to blocks of other sizes, and free the blocks they leave."""
         left, left_sizes = self.table["start"][feeds], self.table["capacity"][feeds]
         starts = np.empty(feeds.size, np.int64)
         for size in np.unique(sizes).tolist():
             wanted = np.flatnonzero(sizes == size)
-            free = self._blocks.get(size, NO_BLOCKS)
+            free = self._free_blocks.get(size, NO_BLOCKS)
             n_reused = min(free.size, wanted.size)
             starts[wanted[:n_reused]] = free[free.size - n_reused :]
-            self._blocks[size] = free[: free.size - n_reused]
+            self._free_blocks[size] = free[: free.size - n_reused]
             n_new = wanted.size - n_reused
             starts[wanted[n_reused:]] = self._entries.size + size * np.arange(n_new)
             self._entries.lengthen(size * n_new)
         move_buffers(self.table, self._entries.values, feeds, starts, sizes)
         for size in np.unique(left_sizes[left_sizes > 0]).tolist():
-            free = self._blocks.get(size, NO_BLOCKS)
-            self._blocks[size] = np.concatenate([free, left[left_sizes == size]])
+            free = self._free_blocks.get(size, NO_BLOCKS)
+            self._free_blocks[size] = np.concatenate([free, left[left_sizes == size]])
 
 
-def _block_sizes(needed: Any) -> Any:
-    """Return the sizes of blocks with room for the needed entries."""
+def _block_sizes(needed: IntArray) -> Int64Array:
+    """Return the sizes of blocks that have the needed capacities."""
     power = np.frexp(np.maximum(needed - 1, 1).astype(np.float64))[1]
-    step = np.maximum((1 << power.astype(np.int64)) // (2 * SIZES_OF_A_POWER), MIN_ROOM)
+    step = np.maximum((1 << power.astype(np.int64)) // (2 * SIZES_OF_A_POWER), MIN_CAPACITY)
     return -(-needed.astype(np.int64) // step) * step
 
 
-def _spread(starts: Any, sizes: Any) -> Any:
-    """Return the places of all items of spans."""
+def _span_places(starts: Int64Array, sizes: Int64Array) -> Int64Array:
+    """Return the positions of all items of spans."""
     return np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from nearcast.arrays import Float64Array, IdArray, Int8Array, Int32Array, Int64Array
+from nearcast.arrays import BoolArray, Float64Array, IdArray, Int8Array, Int32Array, Int64Array
 
 
 class FeedChanges(NamedTuple):
@@ -26,9 +26,9 @@ class FeedChanges(NamedTuple):
         """How many changes there are."""
         return int(self.slots.size)
 
-    def chosen(self, wanted: Any) -> FeedChanges:
-        """Return some of the changes, by a mask or by their places."""
-        return FeedChanges(*(part[wanted] for part in self))
+    def chosen(self, rows: Int64Array | BoolArray) -> FeedChanges:
+        """Return some of the changes, by row numbers or a mask."""
+        return FeedChanges._make(column[rows] for column in self)
 
 
 NO_NUMBERS = np.zeros(0, np.int64)

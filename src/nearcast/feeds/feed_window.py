@@ -1,6 +1,6 @@
-"""What feeds ask of a window of messages: a protocol, so that the window may lie anywhere.
+"""What feeds need of a window of messages: a protocol, so that a window may be stored anywhere.
 
-Feeds read a window and never write to it: its owner appends messages before it hands feeds their matches.
+Feeds only read a window; its owner appends messages before it passes their matches to the feeds.
 `nearcast.messages.window.MessageWindow` is the one in memory.
 """
 
@@ -18,8 +18,8 @@ from nearcast.model import Id
 class FeedWindow(Protocol):
     """Messages by row, in order of arrival and without gaps: row = arrival - columns.arrivals[0].
 
-    Current messages count for results. Rows may hold expired messages too: what a result held before a batch can be
-    looked up until `release`.
+    Only current messages can be results. Rows may also contain expired messages, so that the results before a batch can
+    be looked up until `release`.
     """
 
     @property
@@ -32,21 +32,21 @@ class FeedWindow(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """What the kernels of buffers need to know: which arrivals and times are current, and the order of ids."""
+        """What the kernels of buffers need: which arrivals and times are current, and the order of ids."""
 
     @property
     def least_recency(self) -> int:
-        """Messages whose recency is below this have expired."""
+        """The recency below which messages have expired."""
 
     @property
     def current_size(self) -> int:
-        """How many messages are current, at least; it sets the size of buffers, never an answer."""
+        """How many messages are current, or a few more; it affects the size of buffers, never an answer."""
 
     def rows_of(self, arrivals: Int64Array) -> Int64Array:
         """Return the rows of messages, given their arrival numbers."""
 
     def recency(self, messages: MessageColumns) -> Int64Array:
-        """Return what orders messages by age: the newer of two has the larger one."""
+        """Return what orders messages by age, larger for newer ones."""
 
     def best(
         self,
@@ -57,21 +57,21 @@ class FeedWindow(Protocol):
         depth: float,
         pool: ThreadPoolExecutor | None,
     ) -> tuple[Int64Array, Int64Array, Float64Array]:
-        """Return for each slot all current messages that score at least as its `n_wanted[i]`-th best.
+        """Return for each slot all current messages whose score is at least that of the `n_wanted[i]`-th best.
 
-        With a `depth`, at least that score lowered by such a share of it; all that qualify if there are fewer. Ragged:
-        offsets, arrivals (ascending within a row) and scores (for nearest subscriptions minus the distance).
+        With a `depth`, that score is lowered by this share of it. If fewer messages qualify, all of them. Ragged:
+        offsets, arrivals (ascending within a row), and scores (of a nearest subscription minus the distance).
         """
 
     def expire(self) -> bool:
-        """Drop what has expired since the clock has moved; return whether there may be any such message."""
+        """Drop messages that have expired since the last call; return whether there may be any."""
 
     def release(self) -> None:
-        """End a batch: expired rows are no longer read."""
+        """End a batch: expired rows are no longer needed."""
 
 
-class OutlookWindow(FeedWindow, Protocol):
-    """A window that can also say what would be if a message came now."""
+class RankingWindow(FeedWindow, Protocol):
+    """A window that can also return what a further message would change."""
 
     @property
     def current_rows(self) -> Int64Array:
@@ -81,4 +81,4 @@ class OutlookWindow(FeedWindow, Protocol):
         """Return the row of the latest current message with an id."""
 
     def leaving(self, message: MessageColumns) -> set[int]:
-        """Return the arrival numbers that would be outside the window if a message came now, its own included."""
+        """Return the arrival numbers outside the window if a message arrived now, possibly its own."""

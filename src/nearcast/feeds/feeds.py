@@ -1,12 +1,12 @@
-"""Keeping the results of top-k and nearest subscriptions while messages come, expire, and subscriptions change.
+"""Maintains the results of top-k and nearest subscriptions while messages arrive, expire, and subscriptions change.
 
-Each of them is a **feed** with a buffer of the messages that are or may become its best (kernels/skyband.py). Its
-**floor** is the score from which on messages are kept; the index proposes nothing below it. Where a buffer falls below
-k because messages expired, the feed is evaluated again from the window and gets a new floor, so deep that this is rare
-and so high that the buffer stays small (buffer_policy.py, sizing.py). A floor that moved is posted again before the
-next message.
+Each such subscription is a **feed** with a buffer of the messages that are or may become its best (kernels/skyband.py).
+Its **floor** is the lowest score that enters the buffer; the index proposes no message below it. When a buffer has
+fewer than k entries because messages expired, the feed is evaluated again from the window and gets a new floor: low
+enough that this is rare, high enough that the buffer stays small (buffer_policy.py, sizing.py). A feed whose floor has
+changed is posted again before the next message.
 
-The score of a nearest subscription is minus the distance; without a window its floor is the distance of its k-th.
+The score of a nearest subscription is minus the distance; without a window its floor is that of its k-th result.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from nearcast.feeds.buffers import (
     NO_BATCH,
     NO_FLOORS,
     NO_WINDOW,
-    Before,
     Best,
     Buffers,
     Inserted,
-    News,
+    NewEntries,
+    PreviousResults,
 )
 from nearcast.feeds.changes import NO_CHANGES, NO_NUMBERS, FeedChanges, all_changes
 from nearcast.feeds.expiry import ExpiryLog
@@ -46,7 +46,7 @@ from nearcast.model import Geographic, Id
 from nearcast.tables.arrow_columns import id_array
 
 ANY_NUMBER = np.iinfo(np.int32).max
-# Feeds evaluated at once: all that may enter their buffers is in memory.
+# Feeds evaluated at once: all candidates of their buffers are in memory.
 EVALUATED_AT_ONCE = 1 << 15
 
 
@@ -60,10 +60,10 @@ class Results(NamedTuple):
 
 
 class Feeds:
-    """The feeds of the subscriptions in a store, answered from a window if there is one.
+    """The feeds of the subscriptions in a store, evaluated over a window if there is one.
 
-    Without a window there are only nearest subscriptions; they hear of messages from their registration on, and
-    nothing expires. Every call that changes results belongs to a batch, which `finish` ends.
+    Without a window there are only nearest subscriptions; they receive messages from their registration on, and nothing
+    expires. Every call that changes results belongs to a batch, which `finish` ends.
     """
 
     def __init__(
@@ -79,23 +79,23 @@ class Feeds:
         self._floors = Floors(store, self._buffers, window, self._policy)
         self.n_evaluated = 0
         self.n_new = 0
-        """How many feeds without any result have been registered since the last batch."""
+        """How many feeds were registered without results since the last batch."""
         self._feed_of_slot = np.zeros(0, np.int32)
         self._generation = -1
         self._log = ExpiryLog()
         self._batch = 1
-        self._before: list[Before] = []
-        """The results of those that the batch at hand has changed."""
+        self._before: list[PreviousResults] = []
+        """The previous results of the feeds that the current batch has changed."""
         self._ids = MessageIds()
 
     def __bool__(self) -> bool:
-        """Whether any subscription keeps results."""
+        """Whether there is any feed."""
         return len(self._buffers) > 0
 
     # --- subscriptions
 
     def register(self, slots: Int64Array) -> FeedChanges:
-        """Start the feeds of those subscriptions that keep results; return their first answers."""
+        """Register the top-k and nearest subscriptions among `slots` as feeds; return their initial results."""
         slots = slots[self._store.columns.ks[slots] > 0]
         if not slots.size:
             return NO_CHANGES
@@ -103,30 +103,30 @@ class Feeds:
         if self._window is None:
             self.n_new += feeds.size
             return NO_CHANGES
-        some = [feeds[start : start + EVALUATED_AT_ONCE] for start in range(0, feeds.size, EVALUATED_AT_ONCE)]
+        chunks = [feeds[start : start + EVALUATED_AT_ONCE] for start in range(0, feeds.size, EVALUATED_AT_ONCE)]
         changes = []
-        for part in some:
+        for part in chunks:
             before = self._buffers.best(part)
             self._evaluate(part)
             changes.append(self._changes(part, before))
         return all_changes(changes)
 
-    def note_results(self, slots: Int64Array) -> None:
-        """Note results and points of subscriptions that are about to move, as those before this batch."""
+    def record_results(self, slots: Int64Array) -> None:
+        """Record the results and points of subscriptions that are about to move, as those before this batch."""
         self._follow_slots()
         for start in range(0, slots.size, MAX_FEEDS_OF_A_TASK):
             some = slots[start : start + MAX_FEEDS_OF_A_TASK]
             feeds = self._feed_of_slot[some].astype(np.int64)
             points = self._store.columns.numbers[some, :2].copy()
-            self._before.append(Before(feeds, self._buffers.best(feeds), points))
+            self._before.append(PreviousResults(feeds, self._buffers.best(feeds), points))
             self._buffers.table["batch"][feeds] = self._batch
 
     def evaluate(self, slots: Int64Array) -> None:
-        """Answer subscriptions that have moved from the window."""
+        """Evaluate subscriptions that have moved, over the window."""
         self._evaluate(self._feed_of_slot[slots].astype(np.int64))
 
-    def forget(self, orders: Iterable[int]) -> None:
-        """End the feeds of removed subscriptions, given by their registration numbers."""
+    def remove(self, orders: Iterable[int]) -> None:
+        """Free the feeds of removed subscriptions, by registration number."""
         self._follow_slots()
         slots = np.array(self._store.slots_of_orders(orders), np.int64)
         if not slots.size or not self:
@@ -134,17 +134,17 @@ class Feeds:
         feeds = self._feed_of_slot[slots]
         feeds = feeds[feeds >= 0]
         self._feed_of_slot[slots] = -1
-        self._buffers.end(feeds)
+        self._buffers.free(feeds)
 
     # --- messages
 
-    def parted(self, found: Matches) -> tuple[Matches, Matches]:
-        """Return the matches of subscriptions that keep results, and those of others."""
-        is_kept = self._store.columns.ks[found.slots] > 0
-        return (found, NO_MATCHES) if is_kept.all() else (found.chosen(is_kept), found.chosen(~is_kept))
+    def split(self, found: Matches) -> tuple[Matches, Matches]:
+        """Return the matches of feeds, and those of other subscriptions."""
+        is_feed = self._store.columns.ks[found.slots] > 0
+        return (found, NO_MATCHES) if is_feed.all() else (found.chosen(is_feed), found.chosen(~is_feed))
 
-    def take(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> None:
-        """Take in a piece of a batch of messages and what they match; they are in the window already."""
+    def insert(self, found: Matches, messages: MessageColumns, ids: Sequence[Id]) -> None:
+        """Insert the matches of a chunk of messages; the window already contains these messages."""
         if self._window is None:
             if not self:
                 return
@@ -152,68 +152,68 @@ class Feeds:
         self._update(found, messages)
 
     def advance(self) -> FeedChanges:
-        """Drop what has expired since the clock has moved, as a batch of its own; return what that changes."""
+        """Drop messages that have expired since the last call, as a batch; return the changes."""
         return self.finish() if self.expire() else NO_CHANGES
 
     def expire(self) -> bool:
-        """Drop what has expired since the clock has moved; return whether results may have changed."""
+        """Drop messages that have expired since the last call; return whether results may have changed."""
         if self._window is None or not self._window.expire():
             return False
         self._update(NO_MATCHES, self._window.columns)
         return True
 
     def _update(self, found: Matches, messages: MessageColumns) -> None:
-        """Put new matches into the buffers, and drop from them what has expired."""
+        """Insert new matches into the buffers, and drop expired entries."""
         self._follow_slots()
-        news = self._news(found, messages)
-        inserted = self._insert(news, self._batch)
+        new = self._new_entries(found, messages)
+        inserted = self._insert(new, self._batch)
         self._before += inserted.before
         if self._window is not None:
             is_always = self._policy.floor_rises == "always"
-            self._mind_sizes(news.feeds if is_always else news.feeds[inserted.states != 0])
+            self._adjust_sizes(new.feeds if is_always else new.feeds[inserted.states != 0])
 
     def finish(self, *, is_reported: bool = True) -> FeedChanges:
-        """End a batch; return the net changes if they are to be reported."""
+        """End a batch; return the net changes, or none unless `is_reported`."""
         before = self._before if is_reported else []
-        changes = all_changes(self._buffers.each(lambda part: self._some_changes(*part), before))
+        changes = all_changes(self._buffers.map_tasks(lambda part: self._some_changes(*part), before))
         self._before = []
         self._batch += 1
         self.n_new = 0
         if self._window is not None:
             self._window.release()
-        elif self._ids.are_many:
-            self._ids.keep(arrivals for arrivals, _, _ in self._buffers.held_in_parts())
+        elif self._ids.is_prune_due:
+            self._ids.prune(arrivals for arrivals, _, _ in self._buffers.entries_in_chunks())
         return changes
 
-    def _news(self, found: Matches, messages: MessageColumns) -> News:
-        """Return what was found, by feed, and the feeds of which something has expired."""
+    def _new_entries(self, found: Matches, messages: MessageColumns) -> NewEntries:
+        """Return matches by feed, with an empty row for each further feed that has expired entries."""
         owners = self._feed_of_slot[found.slots].astype(np.int64)
         order = order_of(owners, found.rows)
         scores, distances = (filled(part, order.size)[order] for part in (found.scores, found.distances))
-        # Only those of nearest subscriptions have no score.
+        # Only matches of nearest subscriptions have no score.
         scores = np.where(np.isnan(scores), -distances, scores)
-        expired = NO_NUMBERS if self._window is None else self._log.expired(self._window.least_recency)
+        expired = NO_NUMBERS if self._window is None else self._log.pop_due(self._window.least_recency)
         if self._policy.floor_rises == "always":
-            # Its floors are looked up before the kernel passes over feeds that are no longer in use.
+            # Floors are looked up before the kernel skips feeds that are no longer in use.
             expired = expired[self._buffers.table["k"][expired] > 0]
         feeds, offsets = with_expired(owners[order], expired)
-        return News(feeds, offsets, messages.arrivals[found.rows[order]], scores)
+        return NewEntries(feeds, offsets, messages.arrivals[found.rows[order]], scores)
 
-    def _insert(self, news: News, batch: int = NO_BATCH) -> Inserted:
-        """Drop what has expired, insert what is new, and note when feeds are to be looked at."""
+    def _insert(self, new: NewEntries, batch: int = NO_BATCH) -> Inserted:
+        """Drop expired entries, insert new ones, and log when feeds are due."""
         is_lagging = self._window is not None and self._policy.floor_rises == "always"
-        lifted = self._floors.risen(news.feeds) if is_lagging else NO_FLOORS
+        raised = self._floors.risen(new.feeds) if is_lagging else NO_FLOORS
         floors = self._store.columns.floors
-        inserted = self._buffers.insert(self._clock, news, floors, batch=batch, lifted=lifted)
-        is_due = inserted.oldest < NEVER
-        if is_due.any():
-            self._log.add(inserted.oldest[is_due], news.feeds[is_due])
+        inserted = self._buffers.insert(self._clock, new, floors, batch=batch, raised=raised)
+        is_unlogged = inserted.due < NEVER
+        if is_unlogged.any():
+            self._log.add(inserted.due[is_unlogged], new.feeds[is_unlogged])
         return inserted
 
     # --- floors
 
-    def _mind_sizes(self, feeds: Int64Array) -> None:
-        """Evaluate those again that have too few entries, and lift the floors of those that have too many."""
+    def _adjust_sizes(self, feeds: Int64Array) -> None:
+        """Evaluate feeds again that have too few entries, and raise the floors of those that have too many."""
         table = self._buffers.table[feeds]
         floors = self._floors.of(feeds)
         is_short = (table["size"] < table["k"]) & (floors > self._floors.lowest(feeds))
@@ -221,7 +221,7 @@ class Feeds:
         is_higher = risen > floors
         self._buffers.drop_below(feeds[is_higher], risen[is_higher])
         if self._policy.floor_rises == "always":
-            # What is posted may lag behind, but must tell that there is no longer everything.
+            # A posted floor may lag behind, but must show that the buffer no longer has every message.
             is_higher &= floors == self._floors.lowest(feeds)
         self._floors.set(feeds[is_higher], risen[is_higher])
         self._evaluate(feeds[is_short])
@@ -252,23 +252,23 @@ class Feeds:
             floors[is_full] = lowest[is_full[n_found > 0]]
         self._buffers.clear(feeds)
         self._floors.set(feeds, floors)
-        self._insert(News(feeds, offsets, arrivals, scores))
+        self._insert(NewEntries(feeds, offsets, arrivals, scores))
         if self._policy.depth:
             full = feeds[is_full]
             last_scores = self._buffers.scores_at(full, wanted[is_full] - 1)
             self._floors.set(full, np.array([lowered(score, self._policy.depth) for score in last_scores.tolist()]))
-        self._buffers.fit(feeds)
+        self._buffers.shrink(feeds)
 
     # --- changes
 
     def _changes(self, feeds: Int64Array, before: Best, points: Float64Array | None = None) -> FeedChanges:
-        """Return what has changed in the results of feeds; `points` are where they were before, if they moved."""
+        """Return how the results of feeds have changed; `points` are their previous places, if they moved."""
 
         def some_changes(part: slice) -> FeedChanges:
             best = before._replace(offsets=before.offsets[part.start : part.stop + 1])
             return self._some_changes(feeds[part], best, None if points is None else points[part])
 
-        return all_changes(self._buffers.divided(feeds.size, some_changes))
+        return all_changes(self._buffers.map_feeds(some_changes, feeds.size))
 
     def _some_changes(self, feeds: Int64Array, before: Best, points: Float64Array | None = None) -> FeedChanges:
         rows, arrivals, signs, scores, ranks = self._buffers.differences(feeds, before)
@@ -277,7 +277,7 @@ class Feeds:
         is_nearest = self._buffers.table["is_nearest"][owners] != 0
         places = self._store.columns.numbers[slots, :2]
         if points is not None:
-            # What has left had its distance from the place before.
+            # A removal has the distance from the previous place.
             places[signs < 0] = points[rows[signs < 0]]
         return FeedChanges(
             slots,
@@ -305,7 +305,7 @@ class Feeds:
             return self._ids.of(arrivals)
         return self._window.ids[self._window.rows_of(arrivals)]
 
-    # --- feeds and their room
+    # --- feeds and slots
 
     @property
     def _clock(self) -> Clock:
@@ -313,7 +313,7 @@ class Feeds:
 
     def _new_feeds(self, slots: Int64Array) -> Int64Array:
         self._follow_slots()
-        feeds = self._buffers.start(slots.size)
+        feeds = self._buffers.allocate(slots.size)
         columns, table = self._store.columns, self._buffers.table
         table["order"][feeds] = columns.orders[slots]
         table["slot"][feeds] = slots
@@ -325,7 +325,7 @@ class Feeds:
         return feeds
 
     def _follow_slots(self) -> None:
-        """Find the slots of all feeds again if the store has renumbered them, and make room for new ones."""
+        """Look up the slots of all feeds again if the store has renumbered them, and extend the table by slot."""
         n_slots = self._store.columns.kinds.size
         if self._generation != self._store.generation:
             self._generation = self._store.generation
@@ -347,7 +347,7 @@ class Feeds:
         self._follow_slots()
         number = int(self._feed_of_slot[slot])
         feed = self._buffers.table[number]
-        arrivals, scores = self._buffers.of(number, int(feed["k"]))
+        arrivals, scores = self._buffers.first_entries(number, int(feed["k"]))
         points = self._store.columns.numbers[np.full(arrivals.size, slot), :2]
         is_nearest = np.full(arrivals.size, feed["is_nearest"] != 0)
         distances = self._distances(points, arrivals, scores, is_nearest)
@@ -356,8 +356,9 @@ class Feeds:
     # --- saving
 
     def state(self) -> pa.Table:
-        """Return all entries as a table, to be saved; their messages have ids here only if there is no window."""
-        arrivals, scores, feeds = (np.concatenate(part) for part in zip(*self._buffers.held_in_parts(), strict=True))
+        """Return all entries as a table, to be saved; it has message ids only if there is no window."""
+        chunks = self._buffers.entries_in_chunks()
+        arrivals, scores, feeds = (np.concatenate(columns) for columns in zip(*chunks, strict=True))
         owners = self._buffers.table["order"][feeds]
         ids = pa.nulls(len(arrivals), pa.string())
         if self._window is None:
@@ -366,7 +367,7 @@ class Feeds:
         return pa.table({name: pa.array(column) for name, column in columns.items()} | {"message": ids})
 
     def restore(self, table: pa.Table) -> None:
-        """Take over what `state` returned, for the subscriptions and the messages that are here now."""
+        """Restore what `state` returned; subscriptions and messages must have been restored."""
         slots = np.flatnonzero(self._store.columns.ks > 0)
         if not slots.size:
             return
@@ -379,4 +380,4 @@ class Feeds:
         order = order_of(owners, arrivals)
         feeds = np.sort(feeds)
         offsets = np.searchsorted(owners[order], np.append(feeds, self._buffers.table.size))
-        self._insert(News(feeds, offsets, arrivals[order], scores[order]))
+        self._insert(NewEntries(feeds, offsets, arrivals[order], scores[order]))

@@ -1,4 +1,4 @@
-"""The floors of feeds: the scores from which on messages are kept, and when they rise."""
+"""The floors of feeds: the lowest scores that enter their buffers, and when they rise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nearcast.arrays import Float64Array, Int64Array
 from nearcast.feeds.buffer_policy import BufferPolicy
 from nearcast.feeds.buffers import Buffers
 from nearcast.feeds.feed_window import FeedWindow
-from nearcast.feeds.sizing import kept_sizes
+from nearcast.feeds.sizing import buffer_sizes
 from nearcast.index.subscription_store import SubscriptionStore
 from nearcast.kernels.verify import NEAREST, TOPK
 
@@ -16,7 +16,7 @@ LOWEST = {TOPK: 0.0, NEAREST: -np.inf}
 
 
 class Floors:
-    """Reads and sets the floors of feeds where the index looks for them: in the columns of the subscriptions."""
+    """Reads and sets the floors of feeds, which are columns of the subscriptions that the index reads."""
 
     def __init__(self, store: SubscriptionStore, buffers: Buffers, window: FeedWindow | None, policy: BufferPolicy):
         self._store, self._buffers, self._window, self._policy = store, buffers, window, policy
@@ -30,26 +30,26 @@ class Floors:
         return np.where(self._buffers.table["is_nearest"][feeds] != 0, LOWEST[NEAREST], LOWEST[TOPK])
 
     def set(self, feeds: Int64Array, floors: Float64Array) -> None:
-        """Give feeds the floors that they are to be posted for."""
+        """Set the floors that feeds are to be posted for."""
         slots = self._buffers.table["slot"][feeds]
         columns = self._store.columns
         columns.floors[slots] = floors
         columns.posted_floors[slots] = floors
 
     def post(self, feeds: Int64Array) -> None:
-        """Let the index know that feeds have other floors."""
+        """Post feeds again in the index, for their new floors."""
         if feeds.size:
             self._store.repost(self._buffers.table["slot"][feeds].astype(np.int64))
 
     def risen(self, feeds: Int64Array) -> Float64Array:
-        """Return the floors that feeds should have for what their buffers hold; none is lower than it was."""
+        """Return the floors that feeds should have for the content of their buffers, none lower than it is."""
         rises = self._policy.floor_rises
         floors = self.of(feeds)
         if rises == "never":
             return floors
         table = self._buffers.table[feeds]
         if rises == "rarely":
-            sizes, most = self._kept_sizes(table["k"])
+            sizes, most = self._buffer_sizes(table["k"])
             self._buffers.table["most"][feeds] = most
             is_risen = table["size"] > most
         else:
@@ -60,15 +60,15 @@ class Floors:
         return floors
 
     def wanted_sizes(self, ks: Int64Array) -> Int64Array:
-        """Return how many of the best messages buffers of feeds should start with."""
+        """Return how many of the best messages the buffer of each feed should start with."""
         assert self._window is not None
         n_messages = max(1, self._window.current_size)
         some, places = np.unique(ks, return_inverse=True)
         return np.array([self._policy.size(k, n_messages) for k in some.tolist()], np.int64)[places]
 
-    def _kept_sizes(self, ks: Int64Array) -> Int64Array:
-        """Return how many entries buffers should have, and how many they may have before their floors rise."""
+    def _buffer_sizes(self, ks: Int64Array) -> Int64Array:
+        """Return the expected numbers of entries of buffers, and those above which their floors rise."""
         assert self._window is not None
         some, places = np.unique(ks, return_inverse=True)
-        sizes = [kept_sizes(k, n) for k, n in zip(some.tolist(), self.wanted_sizes(some).tolist(), strict=True)]
+        sizes = [buffer_sizes(k, n) for k, n in zip(some.tolist(), self.wanted_sizes(some).tolist(), strict=True)]
         return np.array(sizes, np.int64).reshape(-1, 2)[places].T

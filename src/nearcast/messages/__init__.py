@@ -1,1 +1,1 @@
-"""Which messages count now? The window, its segments, the active messages, and the clock."""
+"""The current messages: the window, its segments, the active messages, and the clock."""

@@ -1,15 +1,14 @@
-"""The messages that top-k and windowed nearest subscriptions are answered from."""
+"""The messages over which top-k and windowed nearest subscriptions are evaluated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from nearcast.arrays import Growable, GrowableColumns, IdArray, Int64Array, id_values
+from nearcast.arrays import AnyArray, Growable, GrowableColumns, IdArray, Int64Array, id_values
 from nearcast.columns import NO_TIME, MessageColumns, SubscriptionColumns, compact_rows, empty_messages, taken_messages
 from nearcast.kernels.skyband import Clock
 from nearcast.messages.clock import EventClock
@@ -21,14 +20,13 @@ from nearcast.tables.arrow_columns import id_array
 MIN_CUT = 1024
 # Rows scanned at once for the first one that has not expired.
 ROWS_AT_ONCE = 1024
-NOTHING = np.zeros(0, np.int64)
 
 
 class MessageWindow:
-    """A row for each message in order of arrival; rows before the oldest current one are cut off now and then.
+    """A row for each message in order of arrival; `release` drops rows before the oldest current one.
 
-    With a TimeWindow messages may come out of order, so rows between current ones may have expired too: a message
-    is current if its time lies after `now - seconds`, where `now` is that of the clock.
+    With a TimeWindow messages may arrive out of order, so rows between current ones may have expired too: a message is
+    current if its time is later than `now - seconds`, `now` being that of the clock.
     """
 
     def __init__(self, window: Window, space: Space, clock: EventClock):
@@ -37,15 +35,15 @@ class MessageWindow:
         self._clock = clock
         self._rows = GrowableColumns(empty_messages())
         self._ids = Growable(np.empty(0, object))
-        # The bytes of the ids, in whose order the ids are; only needed to tell messages of the same time apart.
+        # The ids as bytes of the same order: they order messages of the same time and score in a TimeWindow.
         self._id_offsets = Growable(np.zeros(1, np.int64))
         self._id_bytes = Growable(np.zeros(0, np.uint8))
         self._first_current = 0
-        # Up to this time messages have been dropped.
+        # Messages up to this time have been dropped.
         self._expired_until = NO_TIME
 
     def append(self, messages: MessageColumns, ids: Sequence[Id]) -> None:
-        """Take in a batch; those that leave the window stay as rows until they are released."""
+        """Append messages; rows of expired ones stay until `release`."""
         messages = compact_rows(messages)
         self._rows.extend(messages)
         if self._ids.size:
@@ -54,21 +52,21 @@ class MessageWindow:
             self._ids = Growable(id_values(ids))
         if isinstance(self.window, TimeWindow):
             self._note_ids(ids)
-            self._clock.see(messages.times)
+            self._clock.observe(messages.times)
             self._drop_expired()
         else:
             self._first_current = max(self._first_current, self._ids.size - self.window.size)
         self._segments.append(messages)
 
     def expire(self) -> bool:
-        """Drop what has expired since the clock has moved; return whether there may be any such message."""
+        """Drop messages that have expired since the last call; return whether there may be any."""
         if not isinstance(self.window, TimeWindow) or self._horizon <= self._expired_until:
             return False
         self._drop_expired()
         return True
 
     def _drop_expired(self) -> None:
-        """Pass over the rows up to the first one that has not expired."""
+        """Set the first current row: the first one that has not expired."""
         horizon, times = self._horizon, self.columns.times
         while self._first_current < times.size:
             is_left = times[self._first_current : self._first_current + ROWS_AT_ONCE] <= horizon
@@ -79,7 +77,7 @@ class MessageWindow:
         self._expired_until = horizon
 
     def release(self) -> None:
-        """Drop segments of expired messages and, if they are many, the rows before the first current one."""
+        """Drop segments of expired messages and, if there are many, the rows before the first current one."""
         self._segments.expire(self.first_arrival)
         if self._first_current <= MIN_CUT + self._ids.size // 2:
             return
@@ -92,12 +90,12 @@ class MessageWindow:
 
     @property
     def ids(self) -> IdArray:
-        """The ids of all rows held: int64 or objects."""
+        """The ids of all rows, current and expired."""
         return self._ids.values
 
     @property
     def columns(self) -> MessageColumns:
-        """All rows held, current and expired."""
+        """All rows, current and expired."""
         return self._rows.columns
 
     @property
@@ -110,12 +108,12 @@ class MessageWindow:
 
     @property
     def after_time(self) -> int | None:
-        """Messages up to this time have expired; None for a window that counts messages."""
+        """The time up to which messages have expired; None for a count window."""
         return self._horizon if isinstance(self.window, TimeWindow) else None
 
     @property
     def least_recency(self) -> int:
-        """Messages have expired whose recency is below this."""
+        """The recency below which messages have expired."""
         return self.first_arrival if self.after_time is None else self.after_time + 1
 
     @property
@@ -143,7 +141,7 @@ class MessageWindow:
 
     @property
     def current_size(self) -> int:
-        """How many messages are current, or a few more where they come out of order."""
+        """How many messages are current, or a few more where they arrive out of order."""
         return self._ids.size - self._first_current
 
     def best(
@@ -178,7 +176,7 @@ class MessageWindow:
         return int(found[-1]) if found.size else None
 
     def leaving(self, message: MessageColumns) -> set[int]:
-        """Return the arrival numbers that would be outside the window if a message came now, its own included."""
+        """Return the arrival numbers outside the window if a message arrived now, possibly its own."""
         rows = self.current_rows
         arrivals = np.append(self.columns.arrivals[rows], message.arrivals)
         if isinstance(self.window, TimeWindow):
@@ -187,10 +185,10 @@ class MessageWindow:
         return set(arrivals[: max(0, arrivals.size - self.window.size)].tolist())
 
     def recency(self, messages: MessageColumns) -> Int64Array:
-        """Return what makes a message newer than another: its time in a TimeWindow, else its arrival."""
+        """Return what orders messages by age, larger for newer ones: times in a TimeWindow, else arrivals."""
         return messages.times if isinstance(self.window, TimeWindow) else messages.arrivals
 
-    def state(self) -> tuple[dict[str, Any], pa.Table]:
+    def state(self) -> tuple[dict[str, AnyArray], pa.Table]:
         """Return the messages from the oldest current one on as arrays and a table, to be saved."""
         rows = np.arange(self._first_current, self._ids.size)
         table = pa.table({"id": id_array(self.ids[rows].tolist())})
@@ -198,7 +196,7 @@ class MessageWindow:
 
     @property
     def _horizon(self) -> int:
-        # The smallest of all times where none was seen, so that nothing lies before it.
+        # At least the smallest time, so that nothing has expired before any time was seen.
         return max(NO_TIME, self._clock.now - self._length)
 
     @property
@@ -214,5 +212,5 @@ class MessageWindow:
 
 
 def _ordered_bytes(value: Id) -> bytes:
-    """Return bytes that are in the order of ids."""
+    """Return an id as bytes that sort like ids."""
     return value.encode() if isinstance(value, str) else (value + 2**63).to_bytes(8, "big")

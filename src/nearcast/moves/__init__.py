@@ -1,1 +1,1 @@
-"""What changed because somebody moved? Differences, and fences that hold some of them back."""
+"""What changes when subscribers move: differences, and fences that delay some of them."""

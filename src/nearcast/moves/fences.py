@@ -1,20 +1,20 @@
-"""Fences against jitter: who hears of a message only after a while inside, or leaves it only far enough outside.
+"""Fences against jitter: a delivery is due only after a time inside, a removal only far enough outside.
 
-Without fences the messages delivered to a subscriber are exactly the active ones that match at its place. With them
-some changes are **delayed**, and only these are kept: messages that match but are not yet delivered (waiting), and
-messages that no longer match but are not yet revoked (lingering).
+Without fences the messages delivered to a subscriber are exactly the active ones that match at its place. A fence
+delays some changes, and only these are stored: messages that match but are not yet delivered (entering), and messages
+that no longer match but are not yet removed (lingering).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import shapely
 
-from nearcast.arrays import id_values
+from nearcast.arrays import Float64Array, id_values
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, X, Y
 from nearcast.feeds.changes import FeedChanges, all_changes
 from nearcast.index.candidates import unverified
@@ -23,7 +23,7 @@ from nearcast.index.subscription_store import SubscriptionStore
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.messages.active import ActiveMessages
 from nearcast.model import MICROSECONDS, Fence, Geographic, Id
-from nearcast.moves.moves import Moves, Part
+from nearcast.moves.moves import Moves, SegmentChanges
 from nearcast.scoring.spatial import blend, spatial_similarity
 from nearcast.scoring.textual import textual_similarity
 from nearcast.space.distance import distance
@@ -37,9 +37,9 @@ COLUMNS = ("order", "arrival", "since", "x", "y", "token_ids", "expires", "score
 
 
 class Delayed(NamedTuple):
-    """A message that a subscriber waits for, since a moment, or that lingers, with the score and distance it had."""
+    """A message that has matched since a moment and enters, or that lingers, with its last score and distance."""
 
-    since: int | None
+    since: int | None  # None for a message that lingers
     x: float
     y: float
     token_ids: list[int]
@@ -50,31 +50,32 @@ class Delayed(NamedTuple):
 
 
 class Fences:
-    """Puts subscriptions elsewhere, position by position, and holds back changes as a fence says."""
+    """Moves subscriptions, position by position, and delays changes as a fence says."""
 
     def __init__(self, store: SubscriptionStore, matcher: Matcher, active: ActiveMessages, moves: Moves, fence: Fence):
         self._store, self._matcher, self._active, self._moves, self._fence = store, matcher, active, moves, fence
         # By registration number of the subscription, then by arrival of the message.
         self._delayed: dict[int, dict[int, Delayed]] = {}
-        self._n_delayed = self._n_left = 0
+        # How many changes are delayed, and how many were after the last pruning.
+        self._n_delayed = self._n_after_pruning = 0
 
     def move(self, positions: Positions) -> FeedChanges:
-        """Put subscriptions elsewhere; return the changes that are due."""
-        positions, feeds = self._moves.divided(positions)
+        """Move subscriptions; return the changes that are due."""
+        positions, feeds = self._moves.split(positions)
         parts = []
-        left = np.arange(positions.slots.size)
-        while left.size:
-            # The first of each that is left: positions of one subscriber follow each other.
-            _, firsts = np.unique(positions.slots[left], return_index=True)
-            parts.append(self._step(positions.chosen(left[firsts])))
-            left = np.delete(left, firsts)
-        self._clean()
-        # Of those that keep results a fence says nothing: only their last positions count.
+        rows = np.arange(positions.slots.size)
+        while rows.size:
+            # One position of each subscription at a time, in the order of the rows.
+            _, firsts = np.unique(positions.slots[rows], return_index=True)
+            parts.append(self._step(positions.chosen(rows[firsts])))
+            rows = np.delete(rows, firsts)
+        self._prune()
+        # A fence does not apply to feeds: only their last positions count.
         parts.append(self._moves.move_feeds(feeds))
         return all_changes(parts)
 
-    def forget(self, orders: Iterable[int]) -> None:
-        """Drop what is delayed for removed subscriptions, given by their registration numbers."""
+    def remove(self, orders: Iterable[int]) -> None:
+        """Drop the delayed changes of removed subscriptions, by registration number."""
         for order in orders:
             self._n_delayed -= len(self._delayed.pop(order, ()))
 
@@ -83,18 +84,18 @@ class Fences:
     def _step(self, positions: Positions) -> FeedChanges:
         moved = self._moves.move_plain(positions)
         times = dict(zip(positions.slots.tolist(), positions.times.tolist(), strict=True))
-        return all_changes([*(self._sifted(part, times) for part in moved), *self._due(times)])
+        return all_changes([*(self._due_at_once(part, times) for part in moved), *self._due(times)])
 
-    def _sifted(self, part: Part, times: dict[int, int]) -> FeedChanges:
+    def _due_at_once(self, part: SegmentChanges, times: dict[int, int]) -> FeedChanges:
         """Return what is due at once of the changes among the messages of a segment; delay the rest."""
-        changes, segment = part.changes, part.held.segment
+        changes, segment = part.changes, part.identified.segment
         is_due = np.zeros(changes.size, bool)
         orders = self._store.columns.orders[changes.slots].tolist()
         keys = zip(orders, changes.slots.tolist(), changes.arrivals.tolist(), changes.signs.tolist(), strict=True)
         for i, (order, slot, arrival, sign) in enumerate(keys):
             known = self._delayed.get(order, {})
             if arrival in known:
-                # It lingers and matches again, or was waited for and is gone.
+                # It lingered and matches again, or was entering and no longer matches.
                 self._drop(order, arrival)
                 continue
             position = int(part.positions[i])
@@ -132,7 +133,7 @@ class Fences:
         return found
 
     def _entered(self, slot: int, arrival: int, delayed: Delayed) -> FeedChanges:
-        """Return the delivery of a waiting message, with the score and distance that it has now."""
+        """Return the delivery of an entering message, with its current score and distance."""
         match = self._matcher.matches(unverified(np.zeros(1, np.int64), np.array([slot])), self._column(delayed))
         score, away = (np.nan if part is None else float(part[0]) for part in (match.scores, match.distances))
         return _change(slot, arrival, 1, score, away, delayed.id)
@@ -167,8 +168,8 @@ class Fences:
         )
         return bool(blend(numbers[BLEND_WEIGHT], alike, near) >= numbers[THRESHOLD])
 
-    def _outside(self, slot: int, numbers: Any, x: float, y: float) -> float:
-        """Return how far a message lies outside of a region."""
+    def _outside(self, slot: int, numbers: Float64Array, x: float, y: float) -> float:
+        """Return the distance of a message from a region that does not contain it."""
         is_geographic = isinstance(self._store.space, Geographic)
         shape = self._store.columns.shapes[slot]
         if shape == CIRCLE:
@@ -184,7 +185,7 @@ class Fences:
             found = min(found, distance(is_geographic, near_x, near_y, x + shift, y))
         return float(found)
 
-    # --- upkeep
+    # --- storing
 
     def _drop(self, order: int, arrival: int) -> None:
         del self._delayed[order][arrival]
@@ -192,17 +193,17 @@ class Fences:
         if not self._delayed[order]:
             del self._delayed[order]
 
-    def _clean(self) -> None:
-        """Drop what is delayed for messages that have expired, if it may be much."""
-        if self._n_delayed <= MIN_DELAYED + 2 * self._n_left:
+    def _prune(self) -> None:
+        """Drop the delayed changes of expired messages, once the number of changes has doubled."""
+        if self._n_delayed <= MIN_DELAYED + 2 * self._n_after_pruning:
             return
         for order, known in list(self._delayed.items()):
             for arrival in [arrival for arrival, delayed in known.items() if delayed.expires <= self._active.now]:
                 self._drop(order, arrival)
-        self._n_left = self._n_delayed
+        self._n_after_pruning = self._n_delayed
 
     def state(self) -> pa.Table:
-        """Return what is delayed as a table, to be saved."""
+        """Return the delayed changes as a table, to be saved."""
         rows = [
             {"order": order, "arrival": arrival, **delayed._asdict()}
             for order, known in self._delayed.items()
@@ -213,15 +214,15 @@ class Fences:
         return pa.table({**columns, "id": id_array([row["id"] for row in rows])})
 
     def restore(self, table: pa.Table) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         for row in table.to_pylist():
             order, arrival = row.pop("order"), row.pop("arrival")
             self._delayed.setdefault(order, {})[arrival] = Delayed(**row)
         self._n_delayed = table.num_rows
 
 
-def nearest_in_box(is_geographic: bool, numbers: Any, x: float, y: float) -> tuple[float, float]:
-    """Return the point of a box whose latitude and longitude are nearest to those of a point outside of it."""
+def nearest_in_box(is_geographic: bool, numbers: Float64Array, x: float, y: float) -> tuple[float, float]:
+    """Return the point of a box whose longitude and latitude are nearest to those of a point outside."""
     min_x, min_y, max_x, max_y = map(float, numbers)
     near_y = min(max(y, min_y), max_y)
     if not is_geographic:
@@ -233,7 +234,7 @@ def nearest_in_box(is_geographic: bool, numbers: Any, x: float, y: float) -> tup
 
 
 def _turn(a: float, b: float) -> float:
-    """Return how many degrees two longitudes are apart."""
+    """Return the difference of two longitudes in degrees."""
     away = abs(a - b)
     return min(away, 360 - away)
 

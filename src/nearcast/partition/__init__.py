@@ -1,1 +1,1 @@
-"""Which shard holds what? Subscriptions are placed by cost, and messages go where they might match."""
+"""Partitioning: subscriptions are placed in shards by cost, and messages are routed to where they might match."""

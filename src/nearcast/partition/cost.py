@@ -1,4 +1,4 @@
-"""Where a subscription is expected to be hit, and how costs are spread evenly over shards."""
+"""The boxes in which subscriptions are expected to be hit, and the even distribution of costs over shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nearcast.partition.statistics import Statistics
 
 
 def expected_boxes(subscriptions: SubscriptionColumns, postings: Postings, statistics: Statistics) -> Float64Array:
-    """Return the boxes of postings, those of nearest subscriptions as they will be once there are k results."""
+    """Return the boxes of postings; for nearest subscriptions those that they will have with k results."""
     nearest = np.flatnonzero(subscriptions.kinds == NEAREST)
     if not nearest.size:
         return postings.boxes
@@ -33,7 +33,7 @@ def expected_boxes(subscriptions: SubscriptionColumns, postings: Postings, stati
 
 @kernel
 def boxes_around(offsets: Int64Array, boxes: Float64Array) -> Float64Array:
-    """Return the box around each ragged row of boxes; one around nothing holds nothing."""
+    """Return the box around each ragged row of boxes; that of an empty row contains nothing."""
     result = np.empty((offsets.size - 1, 4))
     for row in range(offsets.size - 1):
         result[row, :2] = np.inf
@@ -47,10 +47,10 @@ def boxes_around(offsets: Int64Array, boxes: Float64Array) -> Float64Array:
 
 @kernel
 def greedily_assigned(costs: Int64Array, order: Int64Array, loads: Int64Array) -> Int64Array:
-    """Return the shard of each item: in this order, each goes to the least loaded, the first of equals.
+    """Return the shard of each item: in the given order, each goes to the least loaded shard, the first of equals.
 
-    `loads` are those so far, in the unit of the costs; they are changed. With the costliest first this is algorithm 1
-    of DkM-SKS.
+    `loads` are the current loads, in the unit of the costs; they are updated. With the costliest first this is
+    algorithm 1 of DkM-SKS.
     """
     shards = np.empty(costs.size, np.int64)
     for item in order:
@@ -61,7 +61,7 @@ def greedily_assigned(costs: Int64Array, order: Int64Array, loads: Int64Array) -
 
 
 def costliest_first(costs: Int64Array) -> Int64Array:
-    """Return the order by falling costs, of equals the earlier first."""
+    """Return the order by descending costs; of equals the earlier first."""
     return np.argsort(-costs, kind="stable")
 
 

@@ -1,6 +1,6 @@
-"""DkM: subscriptions that are hit by the same messages are told apart, and spread over all shards (DkM-SKS, section 4).
+"""DkM: subscriptions that the same messages hit are in one subset, and spread over all shards (DkM-SKS, section 4).
 
-The paper speaks of k-nearest subscriptions: `C(s) = sum over its keywords P(R, lambda)`, R the rectangle around the
+The paper is about k-nearest subscriptions: `C(s) = sum over its keywords P(R, lambda)`, R the rectangle around the
 balls of its subset. Here the sum is over the postings of a subscription of any kind, and R is around the boxes in which
 the members of the subset can be hit; a posting of STAR costs `P(R)`.
 """
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from nearcast.arrays import Float64Array, Int64Array
+from nearcast.arrays import AnyArray, Float64Array, Int32Array, Int64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.jit import kernel
 from nearcast.model import Geographic, checked_count
@@ -21,30 +20,29 @@ from nearcast.partition.cost import boxes_around, expected_boxes, greedily_assig
 from nearcast.partition.location import places
 from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner, Placement, in_units
-from nearcast.partition.statistics import AnyArray, Statistics, count_in_box
+from nearcast.partition.statistics import Statistics, Tables, count_in_box
 from nearcast.space.distance import bounds
 
-# The paper's gamma_1 and gamma_2. With fewer subscriptions for each shard than gamma_1, each has a subset of its own:
-# loads are then most even, see docs/partitioning.md.
+# The paper's gamma_1 and gamma_2. With fewer subscriptions than gamma_1 for each shard, each has its own subset, which
+# gives the most even loads, see docs/partitioning.md.
 MAX_SUBSETS_PER_SHARD = 100_000
 MIN_HYBRID = 20
-# Added to the cost of each member, in messages of the sample: parts that no message hits differ by their number of
-# members.
+# Added to the cost of each member, in messages of the sample, so that the number of members counts in parts that no
+# message hits.
 MIN_COST = 1e-9
-# Points that are closer than the space cut in half so often are divided by cost.
+# Points in one cell after this many cuts in half are divided by cost.
 MAX_DEPTH = 40
 N_PARTS = 4
 
 
 class DkmPartitioner(Partitioner):
-    """The costliest subset is cut by space or by cost until there are enough; the members of each are then spread.
+    """Cuts the costliest subset by space or by cost until there are enough; then spreads the members of each.
 
     `gamma_1` is the number of subsets for each shard; a subset with more than `gamma_2` members is cut by space alone.
 
-    A new subscription is charged by equation 7 and goes to the least loaded shard: it is charged for the rectangle R*
-    of the subset S* that has the largest area in common with its own rectangle, of equals the smallest. Where S* has
-    one member, the new one would have had a subset of its own at the start, so it is charged for its own rectangle, as
-    that member was.
+    A new subscription goes to the least loaded shard and is charged by equation 7: for the rectangle R* of the subset
+    S* that has the largest area in common with its own rectangle, of equals the smallest. If S* has one member, the new
+    one would have had its own subset at the fit too, so it is charged for its own rectangle.
     """
 
     name = "dkm"
@@ -57,7 +55,7 @@ class DkmPartitioner(Partitioner):
         *,
         gamma_1: int | None = None,
         gamma_2: int | None = None,
-        **options: Any,
+        **options: bool,
     ):
         super().__init__(statistics, n_shards, **options)
         self.gamma_1 = None if gamma_1 is None else checked_count("gamma_1", gamma_1)
@@ -67,8 +65,8 @@ class DkmPartitioner(Partitioner):
         """The rectangle of each subset."""
         self.subset_sizes = np.zeros(0, np.int64)
 
-    def settings(self) -> dict[str, Any]:
-        """Return what JSON can hold of a partitioner."""
+    def settings(self) -> dict[str, object]:
+        """Return the part of the state that is stored as JSON."""
         return super().settings() | {"gamma_1": self.gamma_1, "gamma_2": self.gamma_2}
 
     def arrays(self) -> dict[str, AnyArray]:
@@ -83,7 +81,7 @@ class DkmPartitioner(Partitioner):
         if self.gamma_1 is None:
             self.gamma_1 = min(MAX_SUBSETS_PER_SHARD, max(1, -(-n // self.n_shards)))
         if self.gamma_2 is None:
-            # What is cut into four subsets of the usual size.
+            # The size that is cut into four subsets of mean size.
             self.gamma_2 = max(MIN_HYBRID, N_PARTS * n // (self.gamma_1 * self.n_shards))
 
     def _first(self, subscriptions: SubscriptionColumns) -> Placement:
@@ -94,7 +92,7 @@ class DkmPartitioner(Partitioner):
         costs = in_units(self.statistics.shares(postings.words, self.rectangles[subsets[postings.slots]]))
         whole = np.zeros(subscriptions.kinds.size, np.int64)
         np.add.at(whole, postings.slots, costs)
-        # The subsets by falling costs, and so are the members of each (algorithm 3).
+        # Subsets in descending order of costs, and so the members of each (algorithm 3).
         subset_costs = np.zeros(len(self.rectangles), np.int64)
         np.add.at(subset_costs, subsets, whole)
         order = np.lexsort((-whole, subsets, -subset_costs[subsets]))
@@ -116,7 +114,7 @@ class DkmPartitioner(Partitioner):
         assert self.gamma_2 is not None
         n_wanted = self.gamma_1 * self.n_shards
         if n_wanted >= n:
-            # Cut as often as that, each is alone in the end.
+            # After that many cuts each has its own subset.
             return np.arange(n), boxes
         x, y, _ = places(subscriptions, isinstance(self.space, Geographic))
         order, starts = _subsets(
@@ -145,7 +143,7 @@ class DkmPartitioner(Partitioner):
 
 
 @kernel
-def _charged_rectangles(rectangles: Any, sizes: Any, boxes: Any) -> Any:
+def _charged_rectangles(rectangles: Float64Array, sizes: Int64Array, boxes: Float64Array) -> Float64Array:
     """Return R* of equation 7 for each box; the box itself if S* has one member, or nothing in common with it."""
     result = boxes.copy()
     for i in range(boxes.shape[0]):
@@ -168,7 +166,9 @@ def _charged_rectangles(rectangles: Any, sizes: Any, boxes: Any) -> Any:
 
 
 @kernel
-def _member_costs(tables: Any, offsets: Any, words: Any, boxes: Any, members: Any) -> Any:
+def _member_costs(
+    tables: Tables, offsets: Int64Array, words: Int32Array, boxes: Float64Array, members: Int64Array
+) -> Float64Array:
     """Return the cost of each member of a subset, in messages of the sample: equation 5."""
     west = boxes[members, 0].min()
     south = boxes[members, 1].min()
@@ -182,10 +182,10 @@ def _member_costs(tables: Any, offsets: Any, words: Any, boxes: Any, members: An
 
 
 @kernel
-def _parts_by_space(points: Any, members: Any, cell: Any, parts: Any) -> bool:
-    """Fill the quarter of each member in the smallest quarter that holds all; False if they cannot be told apart.
+def _parts_by_space(points: Float64Array, members: Int64Array, cell: Float64Array, parts: Int64Array) -> bool:
+    """Fill the quarter of each member in the smallest cell that contains all; False if they cannot be separated.
 
-    `cell` is narrowed to that quarter.
+    `cell` is narrowed to that cell.
     """
     for _ in range(MAX_DEPTH):
         x = (cell[0] + cell[2]) / 2
@@ -204,8 +204,8 @@ def _parts_by_space(points: Any, members: Any, cell: Any, parts: Any) -> bool:
 
 
 @kernel
-def _parts_by_cost(costs: Any, parts: Any) -> None:
-    """Fill the part of each member, such that parts cost the same: the costliest first to the cheapest part."""
+def _parts_by_cost(costs: Float64Array, parts: Int64Array) -> None:
+    """Fill the part of each member so that parts cost about the same: the costliest first, to the cheapest part."""
     loads = np.zeros(N_PARTS)
     for i in np.argsort(-costs, kind="mergesort"):
         parts[i] = np.argmin(loads)
@@ -213,7 +213,14 @@ def _parts_by_cost(costs: Any, parts: Any) -> None:
 
 
 @kernel
-def _part_costs(tables: Any, offsets: Any, words: Any, boxes: Any, members: Any, parts: Any) -> Any:
+def _part_costs(
+    tables: Tables,
+    offsets: Int64Array,
+    words: Int32Array,
+    boxes: Float64Array,
+    members: Int64Array,
+    parts: Int64Array,
+) -> Float64Array:
     """Return the cost of each part: equation 6."""
     costs = np.zeros(N_PARTS)
     for part in range(N_PARTS):
@@ -224,13 +231,52 @@ def _part_costs(tables: Any, offsets: Any, words: Any, boxes: Any, members: Any,
 
 
 @kernel
+def _division(
+    tables: Tables,
+    offsets: Int64Array,
+    words: Int32Array,
+    boxes: Float64Array,
+    points: Float64Array,
+    members: Int64Array,
+    cell: Float64Array,
+    max_hybrid: int,
+) -> tuple[Int64Array, Float64Array, bool]:
+    """Return the part of each member, the cost of each part, and whether the division is by space.
+
+    By space if members can be separated, unless a division by cost is not costlier: that is tried for at most
+    `max_hybrid` members. `cell` is narrowed to the smallest cell that contains all members.
+    """
+    parts = np.zeros(members.size, np.int64)
+    costs = np.zeros(N_PARTS)
+    is_separable = _parts_by_space(points, members, cell, parts)
+    if is_separable:
+        costs = _part_costs(tables, offsets, words, boxes, members, parts)
+        if members.size > max_hybrid:
+            return parts, costs, True
+    own_costs = _member_costs(tables, offsets, words, boxes, members)
+    other_parts = np.zeros(members.size, np.int64)
+    _parts_by_cost(own_costs, other_parts)
+    other_costs = _part_costs(tables, offsets, words, boxes, members, other_parts)
+    if is_separable and other_costs.sum() > costs.sum():
+        return parts, costs, True
+    return other_parts, other_costs, False
+
+
+@kernel
 def _subsets(
-    tables: Any, offsets: Any, words: Any, boxes: Any, points: Any, space_box: Any, n_wanted: int, max_hybrid: int
-) -> Any:
+    tables: Tables,
+    offsets: Int64Array,
+    words: Int32Array,
+    boxes: Float64Array,
+    points: Float64Array,
+    space_box: Float64Array,
+    n_wanted: int,
+    max_hybrid: int,
+) -> tuple[Int64Array, Int64Array]:
     """Return the subscriptions ordered by subset, and where the subsets start (algorithm 2)."""
     n = points.shape[0]
     order = np.arange(n)
-    # By number of a subset: where it starts and stops in `order`, and the cell that it lies in.
+    # By number of a subset: where it starts and stops in `order`, and its cell.
     spans = np.zeros((n_wanted + N_PARTS, 2), np.int64)
     cells = np.zeros((n_wanted + N_PARTS, 4))
     spans[0, 1] = n
@@ -244,27 +290,13 @@ def _subsets(
             continue
         members = order[start:stop].copy()
         cell = cells[number].copy()
-        parts = np.zeros(members.size, np.int64)
-        is_divided = _parts_by_space(points, members, cell, parts)
-        costs = np.zeros(N_PARTS)
-        if is_divided:
-            costs = _part_costs(tables, offsets, words, boxes, members, parts)
-        is_by_space = is_divided
-        if not is_divided or members.size <= max_hybrid:
-            own_costs = _member_costs(tables, offsets, words, boxes, members)
-            other_parts = np.zeros(members.size, np.int64)
-            _parts_by_cost(own_costs, other_parts)
-            other_costs = _part_costs(tables, offsets, words, boxes, members, other_parts)
-            if not is_divided or other_costs.sum() <= costs.sum():
-                is_by_space = False
-                parts = other_parts
-                costs = other_costs
+        parts, costs, is_by_space = _division(tables, offsets, words, boxes, points, members, cell, max_hybrid)
         is_first = True
         for part in range(N_PARTS):
             own = members[parts == part]
             if own.size == 0:
                 continue
-            # The first part takes the number of the whole.
+            # The first part gets the number of the whole subset.
             place = number if is_first else n_subsets
             if not is_first:
                 n_subsets += 1

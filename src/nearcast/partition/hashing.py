@@ -11,7 +11,7 @@ from nearcast.partition.protocol import Partitioner
 
 
 class HashPartitioner(Partitioner):
-    """Shard = registration number mod shards: even by number whatever the subscriptions are, and nothing to learn."""
+    """Shard = registration number mod shards: equal numbers of any subscriptions, and nothing to learn."""
 
     name = "hash"
 

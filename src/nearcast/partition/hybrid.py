@@ -4,44 +4,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict, Unpack
 
 import numpy as np
 
-from nearcast.arrays import BoolArray, Float64Array, Int64Array
+from nearcast.arrays import AnyArray, BoolArray, Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.model import Geographic
 from nearcast.partition.keyword import WordPartitioner, owners_by_cost, owners_of
 from nearcast.partition.location import leaves, places, tree_by_cost
 from nearcast.partition.postings import Postings
-from nearcast.partition.statistics import AnyArray, Statistics
+from nearcast.partition.statistics import Statistics
+
+
+class HybridOptions(TypedDict, total=False):
+    """The options of a hybrid."""
+
+    l1: int | None
+    l2: int | None
+    has_window: bool
+    window_apart: bool
 
 
 class HybridPartitioner(WordPartitioner):
     """`l1` parts by one criterion, each cut into `l2` by the other.
 
-    Where none of them is given, they are as near to each other as the number of shards allows; of a prime number one
-    is 1.
+    By default they are as close to each other as the number of shards allows; for a prime number one of them is 1.
     """
 
     option_names = ("l1", "l2")
 
     def __init__(
-        self, statistics: Statistics, n_shards: int, *, l1: int | None = None, l2: int | None = None, **options: Any
+        self, statistics: Statistics, n_shards: int, *, l1: int | None = None, l2: int | None = None, **options: bool
     ):
         super().__init__(statistics, n_shards, **options)
         self.n_first, self.n_second = numbers_of_parts(n_shards, l1, l2)
 
     @classmethod
-    def checked_options(cls, options: Mapping[str, Any] | None, n_shards: int) -> dict[str, int]:
-        """Return the options of a plan, or raise with the name of the one that is wrong."""
+    def checked_options(cls, options: Mapping[str, object] | None, n_shards: int) -> dict[str, int]:
+        """Return the options of a plan; raise with the name of one that is unknown or wrong."""
         checked = super().checked_options(options, n_shards)
         numbers_of_parts(n_shards, checked.get("l1"), checked.get("l2"))
         return checked
 
-    def settings(self) -> dict[str, Any]:
-        """Return what JSON can hold of a partitioner."""
+    def settings(self) -> dict[str, object]:
+        """Return the part of the state that is stored as JSON."""
         return super().settings() | {"l1": self.n_first, "l2": self.n_second}
 
     def _places(self, subscriptions: SubscriptionColumns) -> tuple[Float64Array, Float64Array, BoolArray]:
@@ -68,11 +76,11 @@ def numbers_of_parts(n_shards: int, l1: int | None, l2: int | None) -> tuple[int
 
 
 class SpatialFirstPartitioner(HybridPartitioner):
-    """A KD-tree whose leaves each divide the words among their shards."""
+    """A KD-tree, each leaf of which divides the words among its shards."""
 
     name = "spatial-first"
 
-    def __init__(self, statistics: Statistics, n_shards: int, **options: Any):
+    def __init__(self, statistics: Statistics, n_shards: int, **options: Unpack[HybridOptions]):
         super().__init__(statistics, n_shards, **options)
         self.tree = np.zeros((0, 4))
         self.owners = np.zeros((self.n_first, 0), np.int64)
@@ -91,7 +99,7 @@ class SpatialFirstPartitioner(HybridPartitioner):
         parts = self._parts(subscriptions)
         rows = []
         for part in range(self.n_first):
-            # The others stay as rows without words.
+            # Subscriptions of other parts become rows without words.
             words = postings.words[parts[postings.slots] == part]
             sizes = np.where(parts == part, np.diff(postings.offsets), 0)
             offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -116,11 +124,11 @@ class SpatialFirstPartitioner(HybridPartitioner):
 
 
 class KeywordFirstPartitioner(HybridPartitioner):
-    """The words are divided first; the subscriptions of each part are divided by a KD-tree of their own."""
+    """Divides the words first; each part has its own KD-tree."""
 
     name = "keyword-first"
 
-    def __init__(self, statistics: Statistics, n_shards: int, **options: Any):
+    def __init__(self, statistics: Statistics, n_shards: int, **options: Unpack[HybridOptions]):
         super().__init__(statistics, n_shards, **options)
         self.owners = np.zeros(0, np.int64)
         self.trees = np.zeros((self.n_first, self.n_second - 1, 4))

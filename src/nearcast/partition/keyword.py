@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearcast.arrays import BoolArray, Float64Array, Int32Array, Int64Array
+from nearcast.arrays import AnyArray, BoolArray, Float64Array, Int32Array, Int64Array
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.jit import kernel
 from nearcast.kernels.postings import STAR
 from nearcast.partition.postings import Postings, postings_of
 from nearcast.partition.protocol import Partitioner
-from nearcast.partition.statistics import AnyArray, Statistics
+from nearcast.partition.statistics import Statistics
 
 
 class WordPartitioner(Partitioner):
     """A posting goes to the shard that owns its word, so a subscription may have replicas.
 
-    Replicas of boolean and similarity subscriptions deliver the same for the same message; duplicates are to be
-    removed. A top-k or nearest subscription has one home, the shard of one of its words, and all messages with any of
-    its words are heard there: replicas that each hear a part would each know a part of the results.
+    Replicas of boolean and similarity subscriptions deliver the same for the same message; the caller removes
+    duplicates. A top-k or nearest subscription has one home, the shard of one of its words, to which all messages with
+    any of its words are routed: replicas that receive a part of them would have a part of the results.
 
-    With `window_apart` they have replicas too, as in DSkype, where the window and the merging of results are in
-    places of their own. Brokers cannot be the shards of such a plan, so `message_shards` refuses; `hit_shards` and
-    reports work.
+    With `window_apart` they have replicas too, as in DSkype, where separate workers store the window and merge results.
+    Brokers cannot be the shards of such a plan, so `message_shards` raises; `hit_shards` and reports work.
     """
 
-    def __init__(self, statistics: Statistics, n_shards: int, *, window_apart: bool = False, **options: Any):
+    def __init__(self, statistics: Statistics, n_shards: int, *, window_apart: bool = False, **options: bool):
         super().__init__(statistics, n_shards, **options)
         self.window_apart = window_apart
 
-    def settings(self) -> dict[str, Any]:
-        """Return what JSON can hold of a partitioner."""
+    def settings(self) -> dict[str, object]:
+        """Return the part of the state that is stored as JSON."""
         return super().settings() | {"window_apart": self.window_apart}
 
     def message_shards(self, messages: MessageColumns) -> BoolArray:
-        """Return which shards must hear each message, bool (n_messages, n_shards)."""
+        """Return which shards must receive each message, bool (n_messages, n_shards)."""
         if self.window_apart:
             raise NearcastError(
                 "window_apart is True; such a plan replicates top-k and nearest subscriptions, and brokers as shards "
@@ -71,10 +69,10 @@ class KeywordPartitioner(WordPartitioner):
 
     name = "keyword"
 
-    def __init__(self, statistics: Statistics, n_shards: int, **options: Any):
+    def __init__(self, statistics: Statistics, n_shards: int, **options: bool):
         super().__init__(statistics, n_shards, **options)
         self.owners = np.zeros(0, np.int64)
-        """The shard of each word; words that were not there when it was fitted belong to the last."""
+        """The shard of each word; words added since the fit belong to the last one."""
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return what is to be saved, the owners of words included."""
@@ -96,7 +94,7 @@ class KeywordPartitioner(WordPartitioner):
 
 
 def owners_of(owners: Int64Array, words: Int32Array, numbers: Int64Array, n_parts: int) -> Int64Array:
-    """Return the part that owns each word; STAR, which nobody owns, goes by the number beside it."""
+    """Return the part that owns each word; for STAR, which has no owner, by the number of the posting."""
     known = np.append(owners, n_parts - 1)
     return np.where(words == STAR, numbers % n_parts, known[np.minimum(words, known.size - 1)])
 
@@ -104,12 +102,12 @@ def owners_of(owners: Int64Array, words: Int32Array, numbers: Int64Array, n_part
 def owners_by_cost(offsets: Int64Array, words: Int32Array, statistics: Statistics, n_parts: int) -> Int64Array:
     """Return the part of each word, such that parts cost about the same: `C(W) = N(W) * P(message has a word of W)`.
 
-    Ragged rows of `words` are those of the subscriptions, STAR among them has no say. As in `location.tree_by_cost`,
-    the number of parts need not be a power of two.
+    The ragged rows of `words` are those of the subscriptions; STAR is ignored. As in `location.tree_by_cost`, the
+    number of parts need not be a power of two.
     """
     ranks = statistics.ranks()
     n_words = int(max(ranks.size, words.max(initial=-1) + 1))
-    # Words that no message had come last, in order of their ids.
+    # Words of no message are last, in order of their ids.
     ranks = np.concatenate([ranks, np.arange(ranks.size, n_words)])
     subscription_rows = offsets, np.where(words == STAR, -1, ranks[words])
     message_rows = statistics.token_offsets, ranks[statistics.token_ids]
@@ -135,7 +133,7 @@ def _cuts(
         costs: list[float | NDArray[np.floating]] = [1.0, 1.0]
         for rows in (subscriptions, messages):
             first, last, n_rows = _first_and_last(*rows, low, high)
-            # Of cuts behind one word, two words, and so on.
+            # The costs of cuts after the first word, the second word, and so on.
             costs[0] = costs[0] * np.cumsum(first)[:-1]
             costs[1] = costs[1] * (n_rows - np.cumsum(last)[:-1])
         cut = low + 1 + int(np.argmin(np.abs(costs[0] / n_left**2 - costs[1] / (n_parts - n_left) ** 2)))
@@ -148,7 +146,7 @@ def _cuts(
 
 @kernel
 def _first_and_last(offsets: Int64Array, ranks: Int64Array, low: int, high: int) -> tuple[Int64Array, Int64Array, int]:
-    """Return for each rank in how many rows it is the first, and the last, of those between; and how many have any."""
+    """Return in how many rows each rank from `low` to `high` is the first, and the last, and how many rows have any."""
     first = np.zeros(high - low, np.int64)
     last = np.zeros(high - low, np.int64)
     n_rows = 0

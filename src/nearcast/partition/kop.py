@@ -1,4 +1,4 @@
-"""KOP: subscriptions one by one, the costliest first, by the words they have (DkM-SKS, section 3.1)."""
+"""KOP: subscriptions one by one, the costliest first, with costs by their words (DkM-SKS, section 3.1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nearcast.partition.protocol import Partitioner
 
 
 class KeywordOrientedPartitioner(Partitioner):
-    """`C(s) = sum P(lambda)`: how many messages have a word that can hit it; each goes to the least loaded shard."""
+    """`C(s) = sum P(lambda)`: the share of messages with a word of it; each goes to the least loaded shard."""
 
     name = "kop"
 

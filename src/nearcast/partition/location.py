@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from nearcast.arrays import BoolArray, Float64Array, Int64Array
+from nearcast.arrays import AnyArray, BoolArray, Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.jit import kernel
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic
 from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner
-from nearcast.partition.statistics import AnyArray, Statistics
+from nearcast.partition.statistics import Statistics
 from nearcast.space.regions import ANYWHERE, CIRCLE
 
 
 class LocationPartitioner(Partitioner):
-    """A subscription lives in the shard of its point, or of the centre of its region.
+    """A subscription goes to the shard of its point, or of the centre of its region.
 
-    A subscription that has no place, a boolean one for anywhere, goes to the shard of its registration number.
+    A subscription without a place, a boolean one for anywhere, goes to the shard of its registration number.
     """
 
     name = "location"
 
-    def __init__(self, statistics: Statistics, n_shards: int, **options: Any):
+    def __init__(self, statistics: Statistics, n_shards: int, **options: bool):
         super().__init__(statistics, n_shards, **options)
         self.tree = np.zeros((0, 4))
-        """Rows of the tree: axis, value below which lies the left child, left and right child; ~shard for a leaf."""
+        """Rows of the tree: axis, value of the cut, left and right child; ~shard for a leaf."""
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return what is to be saved, the tree included."""
@@ -65,8 +64,8 @@ def places(subscriptions: SubscriptionColumns, is_geographic: bool) -> tuple[Flo
 def tree_by_cost(points: Float64Array, messages: Float64Array, n_leaves: int) -> Float64Array:
     """Return a KD-tree whose leaves cost about the same: subscriptions inside times messages inside.
 
-    Unlike the paper's, the number of leaves need not be a power of two: of an odd number, one side gets one more, and
-    the costs are compared by leaf.
+    Unlike in the paper, the number of leaves need not be a power of two: of an odd number, one side gets one more, and
+    costs are compared per leaf.
     """
     rows: list[list[float]] = []
     n_done = 0
@@ -92,7 +91,7 @@ def tree_by_cost(points: Float64Array, messages: Float64Array, n_leaves: int) ->
 
 
 def best_cut(values: Float64Array, message_values: Float64Array, n_left: int, n_right: int) -> float:
-    """Return the value among `values` below and above which the costs by leaf differ least."""
+    """Return the value among `values` where the costs per leaf below and above differ least."""
     if not values.size:
         return 0.0
     values, message_values = np.sort(values), np.sort(message_values)

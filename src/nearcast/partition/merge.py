@@ -1,4 +1,4 @@
-"""The answers of all shards in one."""
+"""Merges the deliveries of all shards."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pyarrow as pa
 
 
 def merged(deliveries: Sequence[pa.Table]) -> pa.Table:
-    """Return the deliveries of all shards for one batch, those of replicas once; in no order.
+    """Return the deliveries of all shards for one batch, without duplicates of replicas; unordered.
 
-    The ids of the messages of a batch must be unique: two deliveries of the same subscription and message are taken
-    as one.
+    The ids of the messages of a batch must be unique: of several deliveries of the same subscription and message one
+    remains.
     """
     table = pa.concat_tables(deliveries)
     return table.group_by(table.schema.names).aggregate([])

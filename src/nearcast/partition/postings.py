@@ -1,4 +1,4 @@
-"""What can hit a subscription: a word inside a box.
+"""The postings of subscriptions: words inside boxes.
 
 A message can match a subscription only if it hits one of its postings: it has the word (any message has STAR), and
 its point lies in the box.
@@ -7,7 +7,7 @@ its point lies in the box.
     similar   the tokens that may be the first to match, heaviest first, each within the circle in which the
               threshold can still be reached (STAMP, section III); STAR too where no shared word is needed
     topk      the loose prefix (DSkype, definition 12): the tokens that may be the first to match of a message that
-              reaches the floor, each within the circle in which it can; all of them, anywhere, where the floor is 0
+              reaches the floor, each within the circle in which it can; all of them, anywhere, if the floor is 0
     nearest   every token, anywhere
 
 Bounds are wider than the computed scores by MARGIN, so rounding loses nothing.
@@ -16,7 +16,7 @@ Bounds are wider than the computed scores by MARGIN, so rounding loses nothing.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,8 @@ class Postings(NamedTuple):
     """The postings of subscriptions; one that can never match has none."""
 
     offsets: Int64Array  # ragged rows of
-    words: Int32Array  # STAR where every message will do
-    boxes: Float64Array  # (n, 4), infinite where anywhere will do
+    words: Int32Array  # STAR for any message
+    boxes: Float64Array  # (n, 4), infinite for anywhere
 
     @property
     def slots(self) -> Int64Array:
@@ -57,11 +57,12 @@ def postings_of(
 ) -> Postings:
     """Return the postings of subscriptions.
 
-    `word_counts` tells how frequent a word is, by token id. `floors` are scores that a message must reach to enter the
-    results of a top-k subscription, 0 if not given. With `is_whole` every word counts, not only those that are needed.
+    `word_counts` are the frequencies of words by token id. `floors` are scores that a message must reach to enter the
+    results of top-k subscriptions, by default 0. With `is_whole` there is a posting for every word, not only for those
+    that are needed.
     """
     n = subscriptions.kinds.size
-    # Words that were admitted since the sample occur in none of its messages.
+    # Words added since the sample occur in none of its messages.
     n_words = 1 + max(subscriptions.token_ids.max(initial=-1), subscriptions.required_ids.max(initial=-1))
     counts = np.zeros(max(n_words, word_counts.size), np.int64)
     counts[: word_counts.size] = word_counts
@@ -76,12 +77,15 @@ def postings_of(
 
 
 @kernel
-def _postings(s: Any, counts: Any, floors: Any, max_dist: float, is_whole: bool) -> Any:
+def _postings(
+    s: SubscriptionColumns, counts: Int64Array, floors: Float64Array, max_dist: float, is_whole: bool
+) -> tuple[Int64Array, Int32Array, Float64Array]:
+    """Return the offsets, words and radii of postings."""
     n = s.kinds.size
-    room = s.token_ids.size + s.required_ids.size + s.required_offsets.size + n
+    capacity = s.token_ids.size + s.required_ids.size + s.required_offsets.size + n
     offsets = np.zeros(n + 1, np.int64)
-    words = np.empty(room, np.int32)
-    radii = np.full(room, ANYWHERE_RADIUS)
+    words = np.empty(capacity, np.int32)
+    radii = np.full(capacity, ANYWHERE_RADIUS)
     end = 0
     for slot in range(n):
         if s.kinds[slot] == BOOLEAN:
@@ -101,7 +105,14 @@ def _postings(s: Any, counts: Any, floors: Any, max_dist: float, is_whole: bool)
 
 @kernel
 def _add_blended(
-    s: Any, slot: int, floor: float, max_dist: float, is_whole: bool, words: Any, radii: Any, end: int
+    s: SubscriptionColumns,
+    slot: int,
+    floor: float,
+    max_dist: float,
+    is_whole: bool,
+    words: Int32Array,
+    radii: Float64Array,
+    end: int,
 ) -> int:
     """Add the postings of a subscription that has tokens; return where they end."""
     kind = s.kinds[slot]
@@ -139,7 +150,7 @@ def _add_blended(
 
 @kernel
 def _text_upper_bound(similarity: int, weight_share: float, n_left: int, n_tokens: int) -> float:
-    """Return how alike the words can be if only the lightest `n_left` tokens, this share of the weight, can match."""
+    """Return an upper bound of the similarity if only the lightest `n_left` tokens, of this share of weight, match."""
     if similarity == OVERLAP:
         return n_left / n_tokens
     if similarity == DICE:
@@ -152,7 +163,7 @@ def _text_upper_bound(similarity: int, weight_share: float, n_left: int, n_token
 
 @kernel
 def _radius(text_weight: float, alike: float, wanted: float, max_dist: float) -> float:
-    """Return how far away a message may be whose words are so alike; negative if it can be nowhere."""
+    """Return the largest distance of a message whose words have a similarity; negative if there is none."""
     missing = wanted - text_weight * alike
     if missing <= 0:
         return ANYWHERE_RADIUS

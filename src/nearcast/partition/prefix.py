@@ -1,4 +1,4 @@
-"""Prefix: as keyword, but only for the words that are needed to match (DSkype, section 7.3.4)."""
+"""Prefix: like keyword, but only with the words that are needed to match (DSkype, section 7.3.4)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from nearcast.partition.protocol import Partitioner, Placement, in_units, placem
 
 
 class PrefixPartitioner(KeywordPartitioner):
-    """A subscription goes to the shards that own a word of its prefix, which has fewer replicas.
+    """A subscription goes to the shards that own a word of its prefix, so it has fewer replicas.
 
-    The prefix is the loose one of the paper for top-k subscriptions, with the floors that `add` is given; that of
-    STAMP for similarities; the rarest word of each clause for boolean ones; all words for nearest ones.
+    The prefix of a top-k subscription is the loose one of the paper, with the floors passed to `add`; of a similarity
+    that of STAMP; of a boolean one the rarest word of each clause; of a nearest one all words.
     """
 
     name = "prefix"
 
     def reallocated(self, subscriptions: SubscriptionColumns, floors: Float64Array, placement: Placement) -> Placement:
-        """Return the shards that subscriptions need now and do not have, for new floors, and what they are charged.
+        """Return the additional shards that subscriptions need for new floors, with their charges.
 
-        A floor that rises needs nothing: the shards that it could leave are left when it is placed anew. A floor that
-        falls makes a prefix grow, which may need shards that own the words that are new in it.
+        A risen floor needs none: superfluous shards are dropped at the next placement. A fallen floor makes a prefix
+        longer, which may need the shards that own the further words.
         """
         postings = self._postings(subscriptions, floors)
         shards = self._shards(subscriptions, postings, None)
-        self.reach.hear(postings.words, postings.boxes, shards)
+        self.routes.add(postings.words, postings.boxes, shards)
         costs = in_units(self._costs(subscriptions, postings))
         pairs = postings.slots * self.n_shards + shards
         is_missing = ~np.isin(pairs, placement.slots * self.n_shards + placement.shards)
@@ -38,5 +38,5 @@ class PrefixPartitioner(KeywordPartitioner):
         return missing
 
     def _postings(self, subscriptions: SubscriptionColumns, floors: Float64Array | None) -> Postings:
-        # What has one home hears all of its words there, whatever its floor is.
+        # A subscription with one home receives all of its words there, whatever its floor.
         return Partitioner._postings(self, subscriptions, floors if self.window_apart else None)

@@ -1,4 +1,4 @@
-"""What every partitioner can do, and what they have in common: each only says to which shard a posting goes."""
+"""The interface of partitioners and what they have in common: each only assigns postings to shards."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nearcast.arrays import BoolArray, Float64Array, Int64Array, taken_rows
+from nearcast.arrays import AnyArray, BoolArray, Float64Array, Int64Array, taken_rows
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.model import Space, as_settings, checked_count, of_settings
 from nearcast.partition.postings import Postings, postings_of
-from nearcast.partition.reach import Reach
-from nearcast.partition.statistics import SAMPLE_SIZE, AnyArray, Statistics
+from nearcast.partition.routes import Routes
+from nearcast.partition.statistics import SAMPLE_SIZE, Statistics
 
-# Costs are charged in whole units: sums are exact, so a load is 0 again once all that was charged is given back, in
-# whatever order. A posting that every message hits costs 2 ** 36 of them.
+# Costs are charged in whole units. Sums are exact, so a load is 0 again when all subscriptions are removed, in any
+# order. A posting that every message hits costs 2 ** 36 units.
 COST_UNIT = 2.0**-36
-# What each posting costs beside its hits, so that the number counts of those that no message of the sample hits. It is
-# far more than what is lost by rounding, and far less than a message.
+# The cost of a posting beside its hits, so that the number of postings counts where no message of the sample hits them.
+# It is far more than the error of rounding, and far less than a message.
 MIN_UNITS = 64
 
 
 class Placement(NamedTuple):
-    """To which shards each subscription goes, one or, where it is replicated, several, and what it is charged there.
+    """The shards of each subscription, several if it is replicated, and its charge in each.
 
-    The owner of a subscription keeps its placement, and gives it back when the subscription is removed or moves.
+    The owner of a subscription stores its placement, and passes it to `remove` and `move`.
     """
 
     offsets: Int64Array  # ragged rows of
@@ -45,10 +45,10 @@ class Placement(NamedTuple):
         return Placement(offsets, self.shards[entries], self.costs[entries])
 
     def holds(self, n_shards: int) -> BoolArray:
-        """Return which shards hold each subscription, bool (n_subscriptions, n_shards)."""
-        held = np.zeros((self.offsets.size - 1, n_shards), bool)
-        held[self.slots, self.shards] = True
-        return held
+        """Return which shards store each subscription, bool (n_subscriptions, n_shards)."""
+        is_stored = np.zeros((self.offsets.size - 1, n_shards), bool)
+        is_stored[self.slots, self.shards] = True
+        return is_stored
 
 
 def no_placement() -> Placement:
@@ -69,7 +69,7 @@ def stacked_placements(placements: Sequence[Placement]) -> Placement:
 def placement_of(
     slots: Int64Array, shards: Int64Array, costs: Int64Array, n_subscriptions: int, n_shards: int
 ) -> Placement:
-    """Return where subscriptions go whose postings, of `slots`, go to `shards` and are charged `costs` there."""
+    """Return the placement of subscriptions from the slot, shard and cost of each posting."""
     pairs, entries = np.unique(slots.astype(np.int64) * n_shards + shards, return_inverse=True)
     sizes = np.bincount(pairs // n_shards, minlength=n_subscriptions)
     # Sums of one subscription are far below 2 ** 53.
@@ -83,29 +83,29 @@ def in_units(costs: ArrayLike) -> Int64Array:
 
 
 class Partitioner:
-    """Divides subscriptions among shards, and tells which shards must hear a message.
+    """Divides subscriptions among shards, and routes messages to them.
 
-    A shard is a broker with some of the subscriptions. Its answers, those of all shards taken together and
-    duplicates removed, are those of one broker with all subscriptions: a message that can match a subscription is
-    heard by a shard that holds it. A partitioner changes the time taken, never the answer.
+    A shard is a broker with some of the subscriptions. The answers of all shards together, without duplicates, are
+    those of one broker with all subscriptions: a message that can match a subscription is routed to a shard that stores
+    it. A partitioner changes the time taken, never the answer.
 
-    With a window every shard hears every message: its expiry depends on all messages, and a subscription that comes
-    later is answered from them.
+    With a window every shard receives every message: its expiry depends on all messages, and later subscriptions are
+    evaluated over them.
     """
 
     name: ClassVar[str]
     option_names: ClassVar[tuple[str, ...]] = ()
-    """What can be set when it is fitted; each is a whole number from 1."""
+    """The options of `fit`; each is a whole number from 1."""
     window_apart = False
-    """Whether it plans for shards that keep no results of their own; see `keyword.WordPartitioner`."""
+    """Whether shards store no results of their own; see `keyword.WordPartitioner`."""
 
     def __init__(self, statistics: Statistics, n_shards: int, *, has_window: bool = False):
         self.statistics = statistics
         self.n_shards = checked_count("n_shards", n_shards)
         self.has_window = has_window
         self.charged = np.zeros(n_shards, np.int64)
-        """The sum of what subscriptions are charged in each shard, in units of COST_UNIT."""
-        self.reach = Reach(statistics.borders(), n_shards)
+        """The charges of all subscriptions in each shard, in units of COST_UNIT."""
+        self.routes = Routes(statistics.borders(), n_shards)
 
     @classmethod
     def fit(
@@ -115,16 +115,16 @@ class Partitioner:
         n_shards: int,
         *,
         has_window: bool = False,
-        **options: Any,
+        **options: Any,  # Any: those of the subclass, see `checked_options`
     ) -> tuple[Self, Placement]:
-        """Return a partitioner for such subscriptions and messages, and where it has placed them."""
+        """Return a partitioner fitted to subscriptions and messages, and the placement of the subscriptions."""
         partitioner = cls(statistics, n_shards, has_window=has_window, **options)
         partitioner._learn(subscriptions)
         return partitioner, partitioner._first(subscriptions)
 
     @classmethod
-    def checked_options(cls, options: Mapping[str, Any] | None, n_shards: int) -> dict[str, int]:  # noqa: ARG003
-        """Return the options of a plan, or raise with the name of the one that is wrong."""
+    def checked_options(cls, options: Mapping[str, object] | None, n_shards: int) -> dict[str, int]:  # noqa: ARG003
+        """Return the options of a plan; raise with the name of one that is unknown or wrong."""
         for name in options or {}:
             if name not in cls.option_names:
                 known = f"it has {', '.join(cls.option_names)}" if cls.option_names else "it has none"
@@ -133,7 +133,7 @@ class Partitioner:
 
     @property
     def loads(self) -> Float64Array:
-        """The expected work of each shard for a message, in the terms of the partitioner's cost model."""
+        """The expected work of each shard for a message, by the partitioner's cost model."""
         return cast(Float64Array, self.charged * COST_UNIT)
 
     @property
@@ -142,7 +142,7 @@ class Partitioner:
         return self.statistics.space
 
     def add(self, subscriptions: SubscriptionColumns, *, floors: Float64Array | None = None) -> Placement:
-        """Give new subscriptions their places; the others stay where they are.
+        """Place new subscriptions; the others stay where they are.
 
         `floors` are scores that messages must reach to enter the results of top-k subscriptions, 0 if not given.
         """
@@ -151,14 +151,14 @@ class Partitioner:
         return self._placed(subscriptions, postings, costs, self._shards(subscriptions, postings, costs))
 
     def remove(self, placement: Placement) -> None:
-        """Give back what subscriptions were charged; what their shards hear stays as it is until a new fit."""
+        """Subtract the charges of subscriptions; their routes stay until the next fit."""
         np.subtract.at(self.charged, placement.shards, placement.costs)
 
     def move(self, after: SubscriptionColumns, placement: Placement) -> Placement:
-        """Let subscriptions that have gone elsewhere stay in their shards: these hear what can hit them there.
+        """Route to the shards of moved subscriptions what can hit them now; return the placement with new charges.
 
-        What the shards have heard so far stays as it is until a new fit. Returns the same shards with what the
-        subscriptions, as they are now, are charged there: equal parts of their costs.
+        Subscriptions stay in their shards, and old routes stay until the next fit. The charges are equal parts of the
+        costs of the subscriptions as they are now.
         """
         postings = self._postings(after, None)
         whole = np.zeros(after.kinds.size, np.int64)
@@ -166,31 +166,31 @@ class Partitioner:
         starts, sizes = placement.offsets[:-1], np.diff(placement.offsets)
         costs = (whole // sizes)[placement.slots]
         costs[starts] += whole % sizes
-        # Of several shards one will do: whoever hears a message and holds the subscription delivers.
-        self.reach.hear(postings.words, postings.boxes, placement.shards[starts][postings.slots])
+        # One of several shards is enough: each shard that receives a message delivers for all its subscriptions.
+        self.routes.add(postings.words, postings.boxes, placement.shards[starts][postings.slots])
         self.remove(placement)
         moved = placement._replace(costs=costs)
         self._charge(moved)
         return moved
 
     def follow(self, messages: MessageColumns, *, size: int = SAMPLE_SIZE, seed: int = 0) -> None:
-        """Take newer messages into the statistics, for the costs of subscriptions to come; nobody moves."""
+        """Add newer messages to the statistics, for the costs of later subscriptions; placements do not change."""
         self.statistics = self.statistics.followed_by(messages, size=size, seed=seed)
 
     def message_shards(self, messages: MessageColumns) -> BoolArray:
-        """Return which shards must hear each message, bool (n_messages, n_shards)."""
+        """Return which shards must receive each message, bool (n_messages, n_shards)."""
         if self.has_window:
             return np.ones((messages.x.size, self.n_shards), bool)
         return self.hit_shards(messages)
 
     def hit_shards(self, messages: MessageColumns) -> BoolArray:
-        """Return which shards hold a subscription that a message might match, as if there were no window."""
-        return self.reach.shards(messages)
+        """Return which shards store a subscription that a message might match, as if there were no window."""
+        return self.routes.shards(messages)
 
     # --- saving
 
-    def settings(self) -> dict[str, Any]:
-        """Return what JSON can hold of a partitioner."""
+    def settings(self) -> dict[str, object]:
+        """Return the part of the state that is stored as JSON."""
         return {
             "partitioner": self.name,
             "n_shards": self.n_shards,
@@ -199,18 +199,18 @@ class Partitioner:
         }
 
     def arrays(self) -> dict[str, AnyArray]:
-        """Return the rest: what it has learned, the sample, and what the shards hear."""
-        return {"charged": self.charged, **self.statistics.state(), **self.reach.state()}
+        """Return the rest of the state: what was learned, the sample, and the routes."""
+        return {"charged": self.charged, **self.statistics.state(), **self.routes.state()}
 
     @classmethod
     def of_state(cls, settings: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> Self:
-        """Return the partitioner whose settings and arrays were saved; see `registry.opened`."""
+        """Return the partitioner whose settings, read from JSON, and arrays were saved; see `registry.opened`."""
         statistics = Statistics.of_state(arrays, of_settings(settings["space"]))
         known = {"partitioner", "n_shards", "space"}
         options = {name: value for name, value in settings.items() if name not in known}
         partitioner = cls(statistics, settings["n_shards"], **options)
         partitioner.charged = np.array(arrays["charged"])
-        partitioner.reach = Reach.of_state(arrays)
+        partitioner.routes = Routes.of_state(arrays)
         partitioner._restore(arrays)
         return partitioner
 
@@ -219,9 +219,9 @@ class Partitioner:
     def _placed(
         self, subscriptions: SubscriptionColumns, postings: Postings, costs: Int64Array, shards: Int64Array
     ) -> Placement:
-        """Let postings go to `shards` and charge their costs there; return where the subscriptions are."""
-        self.reach.hear(postings.words, postings.boxes, shards)
-        # What can never match has no posting, but must have its place.
+        """Place postings in `shards`, with routes and charges; return the placement of the subscriptions."""
+        self.routes.add(postings.words, postings.boxes, shards)
+        # A subscription that can never match has no posting, but needs a shard.
         idle = np.flatnonzero(np.diff(postings.offsets) == 0)
         slots = np.concatenate([postings.slots, idle])
         shards = np.concatenate([shards, subscriptions.orders[idle] % self.n_shards])
@@ -236,20 +236,20 @@ class Partitioner:
     # --- what partitioners differ in
 
     def _learn(self, subscriptions: SubscriptionColumns) -> None:
-        """Decide how to divide such subscriptions."""
+        """Learn how to divide such subscriptions."""
 
     def _first(self, subscriptions: SubscriptionColumns) -> Placement:
-        """Give the subscriptions that it has learned from their places."""
+        """Return the placement of the subscriptions of the fit."""
         return self.add(subscriptions)
 
     def _restore(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Take over what was learned."""
+        """Restore what was learned."""
 
     def _postings(self, subscriptions: SubscriptionColumns, floors: Float64Array | None) -> Postings:
         return postings_of(subscriptions, self.statistics.word_counts, self.space, floors=floors)
 
     def _costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Float64Array:  # noqa: ARG002
-        """Return what each posting of a new subscription should cost for a message: how likely it is hit."""
+        """Return the cost of each posting of a new subscription: the probability that a message hits it."""
         return self.statistics.shares(postings.words, postings.boxes)
 
     def _shards(self, subscriptions: SubscriptionColumns, postings: Postings, costs: Int64Array) -> Int64Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from nearcast.arrays import AnyArray
 from nearcast.partition.dkm import DkmPartitioner
 from nearcast.partition.hashing import HashPartitioner
 from nearcast.partition.hybrid import KeywordFirstPartitioner, SpatialFirstPartitioner
@@ -14,7 +15,6 @@ from nearcast.partition.location import LocationPartitioner
 from nearcast.partition.prefix import PrefixPartitioner
 from nearcast.partition.protocol import Partitioner
 from nearcast.partition.sop import SpaceCellsPartitioner, SpaceOrientedPartitioner
-from nearcast.partition.statistics import AnyArray
 
 PartitionerName = Literal[
     "hash", "location", "keyword", "prefix", "spatial-first", "keyword-first", "kop", "sop", "sop-cells", "dkm"
@@ -37,8 +37,8 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
 }
 
 
-def checked_options(name: str, options: Mapping[str, Any] | None, n_shards: int) -> dict[str, int]:
-    """Return the options of a partitioner, by name, or raise with the one that it does not have or that is wrong.
+def checked_options(name: str, options: Mapping[str, object] | None, n_shards: int) -> dict[str, int]:
+    """Return the options of a partitioner, by name; raise with the name of one that is unknown or wrong.
 
     >>> checked_options("dkm", {"gamma_1": 50}, 4)
     {'gamma_1': 50}
@@ -47,5 +47,5 @@ def checked_options(name: str, options: Mapping[str, Any] | None, n_shards: int)
 
 
 def opened(settings: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> Partitioner:
-    """Return the partitioner whose settings and arrays were saved."""
+    """Return the partitioner whose settings, read from JSON, and arrays were saved."""
     return PARTITIONERS[settings["partitioner"]].of_state(settings, arrays)

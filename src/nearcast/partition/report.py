@@ -1,7 +1,7 @@
-"""What a plan is worth: replication, shipping and balance, as expected and as measured on messages.
+"""Measures of a plan: replication, shipping and balance, as expected and as measured on messages.
 
-The work of a shard is the number of its postings that messages hit: each is a candidate that an index proposes. It is
-a count, the same on every machine.
+The work of a shard is the number of its postings that messages hit, each of which an index proposes as a candidate: a
+count that is the same on every machine.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from nearcast.arrays import BoolArray, Float64Array
+from nearcast.arrays import BoolArray, Float64Array, Int64Array
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.jit import kernel
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Points on a map; more would only hide each other.
+# Points on a map; more would cover each other.
 MAX_DRAWN = 20_000
 
 
@@ -42,7 +42,7 @@ class Balance:
 
     @property
     def mean(self) -> float:
-        """The load of a shard on average."""
+        """The mean load of a shard."""
         return float(np.mean(self.loads))
 
     @property
@@ -63,34 +63,34 @@ class Balance:
 
 @dataclass(frozen=True)
 class Report:
-    """The measures of a plan; shipping and `measured` are those of the messages that it was tried with."""
+    """The measures of a plan; shipping and `measured` are those of the messages it was evaluated with."""
 
     partitioner: str
     n_shards: int
-    replication: float  # places of a subscription
-    shipping: float  # shards that hear a message, as brokers with a window or without
-    hit_shipping: float  # shards that hold something that a message might match
-    expected_shipping: float  # the same for the messages that the partitioner learned from
+    replication: float  # places per subscription
+    shipping: float  # shards per message, as brokers with a window or without
+    hit_shipping: float  # shards with a subscription that a message might match
+    expected_shipping: float  # the same for the messages of the fit
     subscriptions: list[int]  # of each shard
     expected: Balance
     measured: Balance
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the measures as JSON can hold them."""
-        told = asdict(self)
+    def as_dict(self) -> dict[str, object]:
+        """Return the measures as JSON values."""
+        measures = asdict(self)
         for name in ("expected", "measured"):
             balance = getattr(self, name)
-            told[name] |= {
+            measures[name] |= {
                 measure: getattr(balance, measure)
                 for measure in ("mean", "busiest_over_mean", "spread", "spread_over_mean")
             }
-        return told
+        return measures
 
 
 def report(
     partitioner: Partitioner, placement: Placement, subscriptions: SubscriptionColumns, messages: MessageColumns
 ) -> Report:
-    """Return the measures of a plan, tried with messages; others than those it learned from say more."""
+    """Return the measures of a plan, evaluated with messages; use other messages than those of the fit."""
     work = _Work(partitioner, placement, subscriptions)
     n_subscriptions = max(1, subscriptions.kinds.size)
     hits = partitioner.hit_shards(messages)
@@ -135,7 +135,7 @@ class _Work:
         self.n_shards = partitioner.n_shards
         postings = postings_of(subscriptions, self.statistics.word_counts, partitioner.space)
         boxes = expected_boxes(subscriptions, postings, self.statistics)
-        # A shard has all postings of the subscriptions that it holds: its broker knows nothing of other shards.
+        # A shard has all postings of its subscriptions, since its broker does not know of other shards.
         sizes = np.diff(postings.offsets)[placement.slots]
         starts = postings.offsets[:-1][placement.slots]
         ends = np.cumsum(sizes)
@@ -147,7 +147,7 @@ class _Work:
     def expected(self) -> Float64Array:
         """Return how many postings of each shard a message is expected to hit."""
         shares = self.statistics.shares(self.words, self.boxes)
-        # Sums of shares, though the stubs of NumPy know counts only.
+        # Sums of shares; the stubs of NumPy know only counts.
         return cast(Float64Array, np.bincount(self.shards, shares, self.n_shards))
 
     def measured(self, messages: MessageColumns, is_shipped: BoolArray) -> Float64Array:
@@ -160,8 +160,15 @@ class _Work:
 
 
 @kernel
-def _count_hits(messages: Any, offsets: Any, boxes: Any, shards: Any, is_shipped: Any, loads: Any) -> None:
-    """Add to each load the hits of the messages that its shard hears; `offsets` are of words from STAR on."""
+def _count_hits(
+    messages: MessageColumns,
+    offsets: Int64Array,
+    boxes: Float64Array,
+    shards: Int64Array,
+    is_shipped: BoolArray,
+    loads: Float64Array,
+) -> None:
+    """Add to each load the hits of the messages shipped to its shard; `offsets` are by word, from STAR on."""
     for i in range(messages.x.size):
         x = messages.x[i]
         y = messages.y[i]
@@ -175,7 +182,7 @@ def _count_hits(messages: Any, offsets: Any, boxes: Any, shards: Any, is_shipped
                     loads[shards[k]] += 1
 
 
-# --- pictures
+# --- drawing
 
 
 def draw(
@@ -189,9 +196,9 @@ def draw(
     figure = figures.Figure(figsize=(11, 0.6 + 3.4 * len(plans)), dpi=120, layout="constrained")
     grid = figure.subplots(len(plans), 2, squeeze=False, width_ratios=(3, 2))
     x, y, has_place = places(subscriptions, isinstance(plans[0][0].space, Geographic))
-    for (map_axes, bars), (_, placement, told) in zip(grid, plans, strict=True):
-        _draw_map(figure, map_axes, x, y, has_place, placement, told)
-        _draw_bars(bars, told)
+    for (map_axes, bars), (_, placement, measures) in zip(grid, plans, strict=True):
+        _draw_map(figure, map_axes, x, y, has_place, placement, measures)
+        _draw_bars(bars, measures)
     figure.savefig(path)
 
 
@@ -202,42 +209,42 @@ def _draw_map(
     y: Float64Array,
     has_place: BoolArray,
     placement: Placement,
-    told: Report,
+    measures: Report,
 ) -> None:
     entries = np.flatnonzero(has_place[placement.slots])
     if entries.size > MAX_DRAWN:
         entries = np.random.default_rng(0).choice(entries, MAX_DRAWN, replace=False)
     slots = placement.slots[entries]
-    loads = np.array(told.measured.loads)[placement.shards[entries]]
-    # The same colours for the same share of the mean, whatever the partitioner.
-    mean = told.measured.mean or 1.0
+    loads = np.array(measures.measured.loads)[placement.shards[entries]]
+    # The same colour for the same share of the mean, for every partitioner.
+    mean = measures.measured.mean or 1.0
     size = float(np.clip(4000 / max(1, entries.size), 1, 12))
     points = axes.scatter(x[slots], y[slots], c=loads / mean, s=size, cmap="viridis", vmin=0, vmax=2, linewidths=0)
     bar = figure.colorbar(points, ax=axes)
     bar.set_label("load of the shard over the mean", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     axes.set_title(
-        f"{told.partitioner}: {told.n_shards} shards, {told.replication:.2f} places a subscription, "
-        f"{told.shipping:.1f} shards a message",
+        f"{measures.partitioner}: {measures.n_shards} shards, {measures.replication:.2f} places a subscription, "
+        f"{measures.shipping:.1f} shards a message",
         fontsize=9,
     )
     axes.tick_params(labelsize=7)
 
 
-def _draw_bars(axes: Axes, told: Report) -> None:
-    shards = np.arange(told.n_shards)
-    axes.bar(shards - 0.2, told.expected.loads, 0.4, label="expected", color="#0072B2")
-    axes.bar(shards + 0.2, told.measured.loads, 0.4, label="measured", color="#D55E00")
-    axes.axhline(told.measured.mean, color="#555555", linewidth=0.8)
+def _draw_bars(axes: Axes, measures: Report) -> None:
+    shards = np.arange(measures.n_shards)
+    axes.bar(shards - 0.2, measures.expected.loads, 0.4, label="expected", color="#0072B2")
+    axes.bar(shards + 0.2, measures.measured.loads, 0.4, label="measured", color="#D55E00")
+    axes.axhline(measures.measured.mean, color="#555555", linewidth=0.8)
     axes.set_title(
-        f"busiest over mean {told.measured.busiest_over_mean:.2f}, "
-        f"max - min {100 * told.measured.spread_over_mean:.0f} % of the mean",
+        f"busiest over mean {measures.measured.busiest_over_mean:.2f}, "
+        f"max - min {100 * measures.measured.spread_over_mean:.0f} % of the mean",
         fontsize=9,
     )
     axes.set_xlabel("shard", fontsize=8)
     axes.set_ylabel("postings hit by a message", fontsize=8)
     axes.tick_params(labelsize=7)
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # a MaxNLocator, as axes of numbers have
-    # Room for the legend above the bars.
-    axes.set_ylim(0, 1.2 * max(*told.expected.loads, *told.measured.loads, 1e-12))
+    # Space for the legend above the bars.
+    axes.set_ylim(0, 1.2 * max(*measures.expected.loads, *measures.measured.loads, 1e-12))
     axes.legend(fontsize=7, frameon=False, loc="upper left", ncols=2)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from nearcast.arrays import BoolArray, Float64Array, Int64Array
+from nearcast.arrays import AnyArray, BoolArray, Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.jit import kernel
 from nearcast.kernels.postings import STAR
@@ -17,32 +17,32 @@ from nearcast.partition.cost import boxes_around, costliest_first, expected_boxe
 from nearcast.partition.location import places
 from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner, Placement, in_units
-from nearcast.partition.statistics import AnyArray, Statistics
+from nearcast.partition.statistics import Statistics
 from nearcast.space.distance import bounds
 
 # The paper's theta, cells for each shard; fewer where a cell would have fewer than MIN_MEMBERS.
 MAX_CELLS_PER_SHARD = 20
 MIN_MEMBERS = 5
-# Points that are closer than the space cut in half so often stay together.
+# Points in one cell after this many cuts in half stay together.
 MAX_DEPTH = 40
 
-# Cost, number, members, cell, depth, and the row and place that lead to it.
-_Part: TypeAlias = tuple[float, int, Int64Array, Float64Array, int, tuple[int, int] | None]
+# Minus the cost, number, members, box, depth, and the row and column of the tree that refer to it.
+_QueuedCell: TypeAlias = tuple[float, int, Int64Array, Float64Array, int, tuple[int, int] | None]
 
 
 class SpaceOrientedPartitioner(Partitioner):
     """`C(S_r) = P(R) * |S_r|`, R the box around all places where the subscriptions of a cell can be hit.
 
-    The costliest cell is cut into four until there are `theta` cells for each shard, or nothing is left to cut; then
-    each cell goes to the least loaded shard. One of the first subscriptions that has no place goes by its registration
-    number. A new subscription is charged `P(R)` of the box around the places where it can be hit itself (equation 2),
-    and goes to the least loaded shard.
+    The costliest cell is cut into four until there are `theta` cells for each shard, or none can be cut; then each cell
+    goes to the least loaded shard. A subscription of the fit without a place goes by its registration number. A new
+    subscription is charged `P(R)` of the box around the places where it can be hit (equation 2), and goes to the least
+    loaded shard.
     """
 
     name = "sop"
     option_names = ("theta",)
 
-    def __init__(self, statistics: Statistics, n_shards: int, *, theta: int | None = None, **options: Any):
+    def __init__(self, statistics: Statistics, n_shards: int, *, theta: int | None = None, **options: bool):
         super().__init__(statistics, n_shards, **options)
         self.theta = None if theta is None else checked_count("theta", theta)
         """None until the fit, which chooses it by the number of subscriptions."""
@@ -50,10 +50,10 @@ class SpaceOrientedPartitioner(Partitioner):
         """Rows of the tree: x and y of the cut, and the four children, ~cell for a leaf."""
         self.shard_of_cell = np.zeros(1, np.int64)
         self.cell_costs = np.zeros(1)
-        """What a subscription of each cell costs: `P(R)`."""
+        """The cost of a subscription of each cell: `P(R)`."""
 
-    def settings(self) -> dict[str, Any]:
-        """Return what JSON can hold of a partitioner."""
+    def settings(self) -> dict[str, object]:
+        """Return the part of the state that is stored as JSON."""
         return super().settings() | {"theta": self.theta}
 
     def arrays(self) -> dict[str, AnyArray]:
@@ -84,9 +84,9 @@ class SpaceOrientedPartitioner(Partitioner):
         """Return the quadtree, and the subscriptions of each of its cells."""
         assert self.theta is not None
         rows: list[list[float]] = []
-        # The costliest first.
-        queue: list[_Part] = [(0.0, 0, slots, np.array(bounds(self.space)), 0, None)]
-        done: list[_Part] = []
+        # A heap with the costliest cell first.
+        queue: list[_QueuedCell] = [(0.0, 0, slots, np.array(bounds(self.space)), 0, None)]
+        done: list[_QueuedCell] = []
         n_made = 1
         while queue and len(queue) + len(done) < self.theta * self.n_shards:
             part = heapq.heappop(queue)
@@ -129,7 +129,7 @@ class SpaceOrientedPartitioner(Partitioner):
         return cells_of(self.tree, x, y), has_place
 
     def _cell_costs(self, subscriptions: SubscriptionColumns, postings: Postings) -> Float64Array:
-        """Return the cost of each posting, an equal part of what a subscription of its cell costs."""
+        """Return the cost of each posting: an equal part of the cost of a subscription of its cell."""
         cells, has_place = self._cells(subscriptions)
         return _by_posting(np.where(has_place, self.cell_costs[cells], 1.0), postings)
 
@@ -147,9 +147,9 @@ class SpaceOrientedPartitioner(Partitioner):
 
 
 class SpaceCellsPartitioner(SpaceOrientedPartitioner):
-    """SOP whose new subscriptions go to the shard of their cell, at its costs, so that neighbours stay together.
+    """SOP with new subscriptions in the shard of their cell, at its costs, so that neighbours stay together.
 
-    One that has no place goes by its registration number.
+    A subscription without a place goes to a shard by its registration number.
     """
 
     name = "sop-cells"
@@ -162,7 +162,7 @@ class SpaceCellsPartitioner(SpaceOrientedPartitioner):
 
 
 def _by_posting(costs: Float64Array, postings: Postings) -> Float64Array:
-    """Return the costs of subscriptions in equal parts for their postings."""
+    """Return the cost of each posting: an equal part of the cost of its subscription."""
     return (costs / np.maximum(1, np.diff(postings.offsets)))[postings.slots]
 
 

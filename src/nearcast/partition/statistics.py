@@ -1,8 +1,8 @@
-"""What a sample of recent messages says about those to come: which words they have, where, and both together.
+"""Statistics of a sample of recent messages: the shares of words, of boxes, and of both together.
 
-Shares are those of the sample, counted exactly where few messages have the word between two meridians; where there are
-many they are read from a grid, whose columns and rows hold about as many messages each, and taken as even within a
-cell. STAR stands for any message.
+Where few messages between two meridians have the word they are counted exactly. Where there are many, shares are read
+from a grid, whose columns and rows have about the same number of messages each, and messages are taken as evenly spread
+within a cell. STAR stands for any message.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from nearcast.arrays import Float32Array, Float64Array, Int32Array, Int64Array, taken_rows
+from nearcast.arrays import AnyArray, Float32Array, Float64Array, Int32Array, Int64Array, taken_rows
 from nearcast.columns import MessageColumns
 from nearcast.errors import StorageError
 from nearcast.jit import kernel
@@ -26,27 +26,24 @@ from nearcast.model import Space
 from nearcast.space.distance import bounds
 from nearcast.storage.manifest import replaced_file
 
-# Saved arrays have dtypes of their own; whoever takes one knows which.
-AnyArray: TypeAlias = NDArray[Any]
-
 SAMPLE_SIZE = 50_000
 N_SLABS = 64
-# Of a ball that should hold less than one message of the sample: how many the square holds that it is scaled from.
+# A ball that should contain less than one message of the sample is scaled from a square with this many.
 MIN_IN_SQUARE = 8
-# How many messages of the sample a word counts for that none of them has.
+# A word that no message of the sample has counts as this many messages.
 UNSEEN = 0.5
-# So many points are looked at one by one.
+# At most this many points are counted one by one.
 MAX_POINTS = 512
-# The sides of squares are on a logarithmic scale, from the smallest to the largest, which is halved so often: a side is
-# right to a thirtieth.
+# The side of a square is found by bisection on a logarithmic scale between the smallest and the largest side; after
+# this many steps it is right to a thirtieth.
 SMALLEST_SQUARE = 1e-6
 N_HALVINGS = 9
-# Where a saved sample says how many messages it was drawn from, and how many are expected.
+# The key of the metadata of a saved sample: the numbers of messages it was drawn from, and of expected messages.
 SIZES = "nearcast.sizes"
 
 
 class Tables(NamedTuple):
-    """The sample as the kernels read it; words count from STAR on."""
+    """The sample as the kernels read it; words are numbered from STAR on."""
 
     points: Float64Array  # (n, 2), by word, then by x
     point_offsets: Int64Array  # a row for each word
@@ -57,7 +54,7 @@ class Tables(NamedTuple):
 
 
 class Statistics:
-    """A sample of messages, and how to ask it.
+    """A sample of messages, and the shares computed from it.
 
     >>> import nearcast as nc
     >>> from nearcast.kernels.postings import STAR
@@ -83,7 +80,7 @@ class Statistics:
         self.token_offsets, self.token_ids = np.asarray(token_offsets, np.int64), np.asarray(token_ids, np.int32)
         self.n_messages = self.x.size
         self.n_population = self.x.size if n_population is None else n_population
-        """How many messages the sample was drawn from."""
+        """The number of messages that the sample was drawn from."""
         self._n_expected = n_expected
         self.word_counts = np.bincount(self.token_ids, minlength=1)
         self.tables = self._tabulated()
@@ -99,10 +96,10 @@ class Statistics:
         n_population: int | None = None,
         n_expected: int | None = None,
     ) -> Statistics:
-        """Return what some messages say: all of them, or `size` that are drawn at random.
+        """Return the statistics of messages: of all of them, or of `size` that are drawn at random.
 
-        `n_population` is given where the messages are a sample already: from how many they were drawn. `n_expected`
-        is that of the property, where it is known.
+        `n_population` is the number of messages from which these were drawn, if they are a sample already.
+        `n_expected` is the value of the property, if known.
         """
         sample = cls(space, [], [], [0], [], n_expected=n_expected).followed_by(messages, size=size, seed=seed)
         if n_population is not None:
@@ -112,7 +109,7 @@ class Statistics:
     def followed_by(self, messages: MessageColumns, *, size: int = SAMPLE_SIZE, seed: int = 0) -> Statistics:
         """Return the statistics of the sample and newer messages: `size` of them, the newer ones first.
 
-        Of more new messages than that, `size` are drawn at random, by the seed and how many messages came before.
+        Of more new messages than that, `size` are drawn at random, by the seed and the number of earlier messages.
         """
         n_population = self.n_population + messages.x.size
         rows = np.arange(messages.x.size)
@@ -135,16 +132,16 @@ class Statistics:
 
     @property
     def n_expected(self) -> int:
-        """Among how many messages a nearest subscription finds its results: a count window, or all of the population.
+        """The number of messages that a nearest subscription is evaluated over: a count window, or the population.
 
-        Its ball holds k of these, whatever the size of the sample.
+        Its ball contains k of these, whatever the size of the sample.
         """
         return max(1, self.n_population if self._n_expected is None else self._n_expected)
 
     # --- shares
 
     def shares(self, words: ArrayLike, boxes: ArrayLike) -> Float64Array:
-        """Return the share of messages that have each word and lie in the box beside it: `P(R, lambda)`."""
+        """Return the share of messages that have each word and lie in its box: `P(R, lambda)`."""
         boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
         if not self.n_messages:
             return np.zeros(len(boxes))
@@ -163,14 +160,14 @@ class Statistics:
     ) -> Float64Array:
         """Return the square around each point in which k of the expected messages should have one of its words.
 
-        It stands for the ball of a nearest subscription (DkM-SKS, section 3.2). `words` are ragged rows; where there
-        should be fewer than k, the square holds everything. Where the sample is so much smaller than the expected
-        messages that the square should hold less than one of it, a larger square is scaled down by area.
+        It stands for the ball of a nearest subscription (DkM-SKS, section 3.2). `words` are ragged rows. If there are
+        fewer than k such messages, the square contains everything. If it should contain less than one message of the
+        sample, a larger square is scaled down by area.
         """
         west, south, east, north = bounds(self.space)
         widest = 2 * max(east - west, north - south)
         boxes = np.empty((x.size, 4))
-        wanted = ks * (self.n_messages / self.n_expected)
+        wanted = np.multiply(ks, self.n_messages / self.n_expected, dtype=np.float64)
         _squares(self.tables, offsets, words.astype(np.int64), x, y, wanted, widest, boxes)
         return boxes
 
@@ -251,8 +248,8 @@ class Statistics:
 
 
 @kernel
-def count_in_box(tables: Any, word: int, west: float, south: float, east: float, north: float) -> float:
-    """Return how many messages of the sample have a word and lie in a box; borders belong."""
+def count_in_box(tables: Tables, word: int, west: float, south: float, east: float, north: float) -> float:
+    """Return how many messages of the sample have a word and lie in a box; borders are inside."""
     if word + 1 >= tables.grid_of_word.size or east < west or north < south:
         return 0.0
     points = tables.points[tables.point_offsets[word + 1] : tables.point_offsets[word + 2]]
@@ -272,8 +269,8 @@ def count_in_box(tables: Any, word: int, west: float, south: float, east: float,
 
 
 @kernel
-def _position(lines: Any, value: float) -> float:
-    """Return a coordinate in columns from the first line on."""
+def _position(lines: Float64Array, value: float) -> float:
+    """Return a coordinate as a number of columns from the first line."""
     last = lines.size - 1
     if value <= lines[0]:
         return 0.0
@@ -284,8 +281,8 @@ def _position(lines: Any, value: float) -> float:
 
 
 @kernel
-def _sum_at(sums: Any, column: float, row: float) -> float:
-    """Return how many messages lie left of a column and below a row, between the lines of the grid too."""
+def _sum_at(sums: Float32Array, column: float, row: float) -> float:
+    """Return how many messages lie left of a column and below a row, interpolated between the lines of the grid."""
     i = min(int(column), sums.shape[0] - 2)
     j = min(int(row), sums.shape[1] - 2)
     dx = column - i
@@ -296,15 +293,24 @@ def _sum_at(sums: Any, column: float, row: float) -> float:
 
 
 @kernel
-def _counts(tables: Any, words: Any, boxes: Any, counts: Any) -> None:
+def _counts(tables: Tables, words: Int64Array, boxes: Float64Array, counts: Float64Array) -> None:
     for i in range(words.size):
         west, south, east, north = boxes[i]
         counts[i] = count_in_box(tables, words[i], west, south, east, north)
 
 
 @kernel
-def _squares(tables: Any, offsets: Any, words: Any, x: Any, y: Any, wanted: Any, widest: float, boxes: Any) -> None:
-    """Fill the squares that hold `wanted` messages of the sample, which need not be whole numbers."""
+def _squares(
+    tables: Tables,
+    offsets: Int64Array,
+    words: Int64Array,
+    x: Float64Array,
+    y: Float64Array,
+    wanted: Float64Array,
+    widest: float,
+    boxes: Float64Array,
+) -> None:
+    """Fill the squares that contain `wanted` messages of the sample, which need not be whole numbers."""
     stars = np.full(1, STAR, np.int64)
     n_messages = float(tables.point_offsets[1])
     for i in range(x.size):
@@ -312,14 +318,16 @@ def _squares(tables: Any, offsets: Any, words: Any, x: Any, y: Any, wanted: Any,
         n_wanted = wanted[i]
         n_in_all = _count_around(tables, some, x[i], y[i], widest)
         if n_in_all == 0 and n_wanted < UNSEEN:
-            # Words that the sample is too small for: taken as rare, and lying where all messages lie.
+            # The sample is too small for these words: taken as rare, and spread like all messages.
             some = stars
             n_wanted *= n_messages / UNSEEN
             n_in_all = n_messages
         half = np.inf
         if n_in_all >= n_wanted and n_in_all > 0:
-            n_held = math.ceil(n_wanted) if n_wanted >= 1 else min(float(MIN_IN_SQUARE), n_in_all)
-            half = _half_side(tables, some, x[i], y[i], min(n_held, n_in_all), widest) * math.sqrt(n_wanted / n_held)
+            n_inside = math.ceil(n_wanted) if n_wanted >= 1 else min(float(MIN_IN_SQUARE), n_in_all)
+            half = _half_side(tables, some, x[i], y[i], min(n_inside, n_in_all), widest) * math.sqrt(
+                n_wanted / n_inside
+            )
         boxes[i, 0] = x[i] - half
         boxes[i, 1] = y[i] - half
         boxes[i, 2] = x[i] + half
@@ -327,13 +335,13 @@ def _squares(tables: Any, offsets: Any, words: Any, x: Any, y: Any, wanted: Any,
 
 
 @kernel
-def _half_side(tables: Any, words: Any, x: float, y: float, n_held: float, widest: float) -> float:
-    """Return half the side of the smallest square around a point that holds so many messages with one of some words."""
+def _half_side(tables: Tables, words: Int64Array, x: float, y: float, n_inside: float, widest: float) -> float:
+    """Return half the side of the smallest square around a point that contains `n_inside` messages with these words."""
     low = widest * SMALLEST_SQUARE
     high = widest
     for _ in range(N_HALVINGS):
         half = math.sqrt(low * high)
-        if _count_around(tables, words, x, y, half) >= n_held:
+        if _count_around(tables, words, x, y, half) >= n_inside:
             high = half
         else:
             low = half
@@ -341,7 +349,7 @@ def _half_side(tables: Any, words: Any, x: float, y: float, n_held: float, wides
 
 
 @kernel
-def _count_around(tables: Any, words: Any, x: float, y: float, half: float) -> float:
+def _count_around(tables: Tables, words: Int64Array, x: float, y: float, half: float) -> float:
     count = 0.0
     for word in words:
         count += count_in_box(tables, word, x - half, y - half, x + half, y + half)

@@ -1,1 +1,1 @@
-"""How good is this match? Similarities of place and words, and their blends."""
+"""Scores of matches: similarities of places and of words, and their blends."""

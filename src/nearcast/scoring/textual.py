@@ -11,10 +11,10 @@ where a token that occurs several times is out of order. Products of unit weight
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import Float64Array, Int32Array, Int64Array
 from nearcast.jit import kernel
 from nearcast.model import SIMILARITIES
 from nearcast.text.scan import sort_row, weights_of
@@ -24,7 +24,7 @@ WEIGHTED_OVERLAP, OVERLAP, WEIGHTED_JACCARD, DICE, COSINE = range(len(SIMILARITI
 
 
 @kernel
-def n_shared(s_ids: Any, m_ids: Any) -> int:
+def n_shared(s_ids: Int32Array, m_ids: Int32Array) -> int:
     """Return how many tokens two rows share."""
     count = 0
     i = 0
@@ -42,7 +42,9 @@ def n_shared(s_ids: Any, m_ids: Any) -> int:
 
 
 @kernel
-def shared_and_union_weight(s_ids: Any, s_weights: Any, m_ids: Any, m_weights: Any) -> Any:
+def shared_and_union_weight(
+    s_ids: Int32Array, s_weights: Float64Array, m_ids: Int32Array, m_weights: Float64Array
+) -> tuple[float, float]:
     """Return the weights of the intersection and of the union of two rows."""
     shared = 0.0
     union = 0.0
@@ -64,7 +66,7 @@ def shared_and_union_weight(s_ids: Any, s_weights: Any, m_ids: Any, m_weights: A
 
 
 @kernel
-def total(weights: Any) -> float:
+def total(weights: Float64Array) -> float:
     """Return the sum of weights from left to right; a vectorised sum would add in another order."""
     result = 0.0
     for weight in weights:
@@ -73,14 +75,16 @@ def total(weights: Any) -> float:
 
 
 @kernel
-def total_in_order(addends: Any) -> float:
+def total_in_order(addends: Float64Array) -> float:
     """Return the sum of addends from the smallest to the largest; sorts them in place."""
     sort_row(addends)
     return total(addends)
 
 
 @kernel
-def textual_similarity(code: int, s_ids: Any, s_weights: Any, m_ids: Any, m_weights: Any) -> float:
+def textual_similarity(
+    code: int, s_ids: Int32Array, s_weights: Float64Array, m_ids: Int32Array, m_weights: Float64Array
+) -> float:
     """Return one of the set similarities of STAMP, sections II and VI-A; 0 if no token is shared."""
     count = n_shared(s_ids, m_ids)
     if code in (WEIGHTED_JACCARD, WEIGHTED_OVERLAP):
@@ -135,7 +139,9 @@ def addable(product: float) -> float:
 
 
 @kernel
-def cosine_of_unit_vectors(s_ids: Any, s_weights: Any, m_ids: Any, m_weights: Any) -> float:
+def cosine_of_unit_vectors(
+    s_ids: Int32Array, s_weights: Float64Array, m_ids: Int32Array, m_weights: Float64Array
+) -> float:
     """Return the cosine of two rows whose weights have unit length (Skype, section 3)."""
     result = 0.0
     i = 0
@@ -153,14 +159,20 @@ def cosine_of_unit_vectors(s_ids: Any, s_weights: Any, m_ids: Any, m_weights: An
 
 
 @kernel
-def weights_and_units(token_offsets: Any, token_ids: Any, token_counts: Any, idf: Any, idf_of_others: float) -> Any:
-    """Return what `weights_of` and `unit_vectors` return; of few tokens, one call costs less than two."""
+def weights_and_units(
+    token_offsets: Int64Array,
+    token_ids: Int32Array,
+    token_counts: Int32Array,
+    idf: Float64Array,
+    idf_of_others: float,
+) -> tuple[Float64Array, Float64Array]:
+    """Return the results of `weights_of` and `unit_vectors`; for few tokens, one call costs less than two."""
     weights = weights_of(token_ids, idf, idf_of_others)
     return weights, unit_vectors(token_offsets, weights, token_counts)
 
 
 @kernel
-def unit_vectors(token_offsets: Any, token_weights: Any, token_counts: Any) -> Any:
+def unit_vectors(token_offsets: Int64Array, token_weights: Float64Array, token_counts: Int32Array) -> Float64Array:
     """Return `count * weight` of every token, each row scaled to unit length."""
     result = np.empty(token_weights.size, np.float64)
     for row in range(token_offsets.size - 1):

@@ -1,1 +1,1 @@
-"""Where is it? Distances and regions, each exact test beside its conservative box."""
+"""Distances and regions, each exact test beside its conservative box."""

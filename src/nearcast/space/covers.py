@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,17 +24,18 @@ TINY = 1e-150
 RELATIVE_MARGIN = 2e-15
 # Degrees; where a circle nearly contains a pole the arcsine is right to half of the digits only.
 REACH_MARGIN = 1e-6
-# Degrees; boxes of one cover that are so far apart stay so when an index rounds them to its grid.
+# Degrees; boxes of a cover with at least this gap stay disjoint when an index rounds them to its grid.
 MIN_GAP = 0.1
 
 
-def cover(is_geographic: bool, shape: int, numbers: Any) -> Float64Array:
+def cover(is_geographic: bool, shape: int, numbers: Sequence[float] | Float64Array | None) -> Float64Array:
     """Return the boxes around a region, float64 (1 or 2, 4): min_x, min_y, max_x, max_y.
 
-    `numbers` are an array or a tuple; those of ANYWHERE are not read, and may be None.
+    ANYWHERE needs no numbers.
     """
     if shape == ANYWHERE:
         return np.array([(-np.inf, -np.inf, np.inf, np.inf)])
+    assert numbers is not None
     if not is_geographic:
         return np.array([_planar_box(shape, numbers)])
     if shape == CIRCLE:

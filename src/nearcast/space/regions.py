@@ -11,13 +11,12 @@ In geographic space longitude 180 is longitude -180, and at a pole every longitu
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import shapely
-from numpy.typing import NDArray
 
-from nearcast.arrays import BoolArray, Float64Array
+from nearcast.arrays import BoolArray, Float64Array, ObjectArray
 from nearcast.errors import NearcastError
 from nearcast.jit import kernel
 from nearcast.model import Anywhere, Box, Circle, Geographic, Region, Space
@@ -59,14 +58,14 @@ def shape_and_numbers(space: Space, region: Region) -> tuple[int, tuple[float, f
 
 
 def _wrapped(longitude: float) -> float:
-    """Return a longitude of -360 to 360 between -180 and 180; exact, for the shifted numbers are so close to 360."""
+    """Return a longitude of -360 to 360 between -180 and 180; exact, since both operands are close to 360."""
     if longitude > 180:
         return longitude - 360
     return longitude + 360 if longitude < -180 else longitude
 
 
 @kernel
-def is_in_box(is_geographic: bool, numbers: Any, x: float, y: float) -> bool:
+def is_in_box(is_geographic: bool, numbers: Float64Array, x: float, y: float) -> bool:
     """Whether a point lies in a box."""
     min_x, min_y, max_x, max_y = numbers[0], numbers[1], numbers[2], numbers[3]
     if y < min_y or y > max_y:
@@ -89,7 +88,7 @@ def is_in_longitudes(min_x: float, max_x: float, x: float) -> bool:
 
 
 @kernel
-def might_be_in_region(is_geographic: bool, shape: int, numbers: Any, x: float, y: float) -> bool:
+def might_be_in_region(is_geographic: bool, shape: int, numbers: Float64Array, x: float, y: float) -> bool:
     """Whether a point lies in a region; for a polygon, in the box around it."""
     if shape == ANYWHERE:
         return True
@@ -103,16 +102,16 @@ def is_in_polygon(space: Space, polygons: shapely.Geometry, x: float, y: float) 
 
 
 @overload
-def is_in_polygon(space: Space, polygons: NDArray[np.object_], x: Float64Array, y: Float64Array) -> BoolArray: ...
+def is_in_polygon(space: Space, polygons: ObjectArray, x: Float64Array, y: Float64Array) -> BoolArray: ...
 
 
 def is_in_polygon(
     space: Space,
-    polygons: shapely.Geometry | NDArray[np.object_],
+    polygons: shapely.Geometry | ObjectArray,
     x: float | Float64Array,
     y: float | Float64Array,
 ) -> np.bool_ | BoolArray:
-    """Whether each point lies in the polygon beside it."""
+    """Whether each point lies in the polygon of the same position."""
     is_inside = shapely.intersects_xy(polygons, x, y)
     if isinstance(space, Geographic):
         for shift in (-360, 360):

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from nearcast.arrays import BoolArray
 from nearcast.engine.broker import Broker
 from nearcast.errors import ON_ERROR, NearcastError, OnError, RejectedRowsError, Rejection, StorageError
 from nearcast.model import Delivery, Space, Window, checked_choice
@@ -19,10 +20,10 @@ from nearcast.partition.registry import PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.build import Planned, check_place, plan, write_rejected
 from nearcast.spark.folder import FIRST, Folder
-from nearcast.spark.replicas import KEEPING, Replicas
+from nearcast.spark.replicas import KINDS_WITH_RESULTS, Replicas
 from nearcast.spark.router import Router
 from nearcast.spark.schemas import delivery_schema, id_type
-from nearcast.spark.shards import freeze_once
+from nearcast.spark.worker import freeze_once
 from nearcast.storage.object_store import Place
 from nearcast.storage.tree import Tree
 from nearcast.text.analyzer import Analyzer
@@ -53,7 +54,7 @@ def fit(messages: DataFrame, *, analyzer: Analyzer | None = None) -> Vocabulary:
     counted = messages.select(*names).mapInArrow(partial(_counted, analyzer), "counts binary")
     builder = VocabularyBuilder(analyzer=analyzer)
     for row in counted.toLocalIterator():
-        builder.add(_of_bytes(row.counts))
+        builder.add(_opened_vocabulary(row.counts))
     return builder.freeze()
 
 
@@ -165,37 +166,33 @@ def _matched(folder: Folder, task: _Task, rows: Iterator[pa.RecordBatch]) -> Ite
     """Match messages in their own task, with the shards that must receive them."""
     shards = _opened(folder.tree)
     freeze_once()
-    bad: list[Rejection] = []
+    rejections: list[Rejection] = []
     for piece in rows:
-        found, rejections = shards.published(pa.Table.from_batches([piece]), task.on_error)
-        bad += rejections
-        yield from _as_batches(found, task.schema)
-    _tell_rejected(task, bad)
+        deliveries, bad = shards.published(pa.Table.from_batches([piece]), task.on_error)
+        rejections += bad
+        yield from _as_batches(deliveries, task.schema)
+    _write_rejected(task, rejections)
 
 
 class _Shards:
     """All shards of a folder, in one process."""
 
     def __init__(self, folder: Folder):
-        self.parts = [_opened_shard(folder, number) for number in range(folder.plan().shards)]
+        self.shards = [_opened_shard(folder, number) for number in range(folder.plan().shards)]
         self.router = _opened_router(folder)
 
     def published(self, messages: pa.Table, on_error: OnError) -> tuple[pa.Table, list[Rejection]]:
         """Return the deliveries of messages, and the rejected messages."""
         rejections: list[Rejection] = []
-        hears = None
+        receives = None
         if self.router is not None:
-            raw, rejections = self.router.checked(messages)
-            if rejections and on_error == "raise":
-                raise RejectedRowsError(rejections)
-            messages = messages.take(pa.array(raw.rows))
-            hears = self.router.heard(messages)
+            messages, receives, rejections = _routed(self.router, messages, on_error)
         found = []
-        for number, (broker, replicas) in enumerate(self.parts):
-            heard = messages if hears is None else messages.filter(pa.array(hears[:, number]))
-            deliveries, bad = _published(broker, heard, on_error)
+        for number, (broker, replicas) in enumerate(self.shards):
+            received = messages if receives is None else messages.filter(pa.array(receives[:, number]))
+            deliveries, bad = _published(broker, received, on_error)
             rejections += bad
-            found.append(replicas.own(deliveries, messages["id"], hears))
+            found.append(replicas.deduplicated(deliveries, messages["id"], receives))
         return pa.concat_tables([table for table in found if table.num_rows] or found[:1]), rejections
 
 
@@ -206,73 +203,82 @@ def _in_order(messages: DataFrame, folders: Sequence[Folder | None], batch_size:
     numbered = messages.withColumn("row", F.monotonically_increasing_id())
     copies = numbered.withColumn("shard", F.explode(F.array(*(F.lit(place) for place in range(len(shards))))))
     grouped = copies.repartitionById(len(shards), F.col("shard")).sortWithinPartitions(*order)
-    return grouped.mapInArrow(partial(_followed, shards, batch_size, task), task.schema)
+    return grouped.mapInArrow(partial(_published_in_order, shards, batch_size, task), task.schema)
 
 
-def _followed(
+def _published_in_order(
     shards: Sequence[tuple[Folder, int]], batch_size: int | None, task: _Task, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Publish messages to a shard."""
+    """Publish messages to the shard of a task in order; yield its changes by batches, or its final results."""
     shard: tuple[Broker, Replicas, Router | None] | None = None
-    bad: list[Rejection] = []
+    rejections: list[Rejection] = []
     for batch, piece in enumerate(_in_batches(rows, batch_size)):
         place = piece["shard"][0].as_py()
         if shard is None:
             folder, number = shards[place]
             shard = *_opened_shard(folder, number), _opened_router(folder)
         broker, replicas, router = shard
-        messages, hears = piece.drop_columns(["shard", "row"]), None
-        rejections: list[Rejection] = []
-        if router is not None and not router.plan.hears_all:
-            raw, rejections = router.checked(messages)
-            if rejections and task.on_error == "raise":
-                raise RejectedRowsError(rejections)
-            messages = messages.take(pa.array(raw.rows))
-            hears = router.heard(messages)
-        heard = messages if hears is None else messages.filter(pa.array(hears[:, number]))
-        deliveries, more = _published(broker, heard, task.on_error)
-        bad += rejections + more
+        messages, receives = piece.drop_columns(["shard", "row"]), None
+        if router is not None and not router.plan.receives_all:
+            messages, receives, bad = _routed(router, messages, task.on_error)
+            rejections += bad
+        received = messages if receives is None else messages.filter(pa.array(receives[:, number]))
+        deliveries, bad = _published(broker, received, task.on_error)
+        rejections += bad
         if batch_size is not None:
-            own = replicas.own(deliveries, messages["id"], hears)
-            yield from _as_batches(own.append_column("batch", pa.repeat(batch, own.num_rows)), task.schema)
+            changes = replicas.deduplicated(deliveries, messages["id"], receives)
+            yield from _as_batches(changes.append_column("batch", pa.repeat(batch, changes.num_rows)), task.schema)
     if shard is not None and batch_size is None:
-        yield from _standing(shard[0], shard[1], task.schema)
+        yield from _final_results(shard[0], shard[1], task.schema)
     if shard is not None and place == 0:
-        _tell_rejected(task, bad)
+        _write_rejected(task, rejections)
 
 
 def _in_batches(rows: Iterator[pa.RecordBatch], size: int | None) -> Iterator[pa.Table]:
     """Yield rows in tables of a size, the last one smaller; unchanged if there is no size."""
-    waiting: list[pa.RecordBatch] = []
-    n_waiting = 0
+    pending: list[pa.RecordBatch] = []
+    n_pending = 0
     for piece in rows:
         if size is None and piece.num_rows:
             yield pa.Table.from_batches([piece])
             continue
-        waiting.append(piece)
-        n_waiting += piece.num_rows
-        while size is not None and n_waiting >= size:
-            table = pa.Table.from_batches(waiting)
+        pending.append(piece)
+        n_pending += piece.num_rows
+        while size is not None and n_pending >= size:
+            table = pa.Table.from_batches(pending)
             yield table.slice(0, size)
-            waiting = table.slice(size).to_batches()
-            n_waiting -= size
-    if n_waiting:
-        yield pa.Table.from_batches(waiting)
+            pending = table.slice(size).to_batches()
+            n_pending -= size
+    if n_pending:
+        yield pa.Table.from_batches(pending)
+
+
+def _routed(
+    router: Router, messages: pa.Table, on_error: OnError
+) -> tuple[pa.Table, BoolArray | None, list[Rejection]]:
+    """Return the valid messages, the shards that receive each (None if all receive all), and the rejections."""
+    raw, rejections = router.checked(messages)
+    if rejections and on_error == "raise":
+        raise RejectedRowsError(rejections)
+    messages = messages.take(pa.array(raw.rows))
+    return messages, router.receivers(messages), rejections
 
 
 def _published(broker: Broker, messages: pa.Table, on_error: OnError) -> tuple[pa.Table, list[Rejection]]:
+    """Publish messages to a broker; return the deliveries, and the rejections if bad rows are skipped."""
     if on_error == "raise":
         return broker.publish_batch(messages), []
     deliveries, bad = broker.publish_batch(messages, on_error="skip")
     return deliveries, [Rejection(**row) for row in bad.to_pylist()]
 
 
-def _standing(broker: Broker, replicas: Replicas, schema: T.StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the current results of a shard."""
-    rows = [entry for kind in KEEPING for key in broker.ids(kind) for entry in broker.results(key)]
+def _final_results(broker: Broker, replicas: Replicas, schema: T.StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the results of the top-k and nearest subscriptions of a shard."""
+    rows = [entry for kind in KINDS_WITH_RESULTS for key in broker.ids(kind) for entry in broker.results(key)]
     if rows:
         columns = [list(column) for column in zip(*rows, strict=True)]
-        yield from _as_batches(replicas.own(pa.table(dict(zip(Delivery._fields, columns, strict=True)))), schema)
+        results = pa.table(dict(zip(Delivery._fields, columns, strict=True)))
+        yield from _as_batches(replicas.deduplicated(results), schema)
 
 
 @lru_cache(maxsize=4)
@@ -296,7 +302,7 @@ def _opened_router(folder: Folder) -> Router | None:
 # --- rejected rows
 
 
-def _tell_rejected(task: _Task, rejections: list[Rejection]) -> None:
+def _write_rejected(task: _Task, rejections: list[Rejection]) -> None:
     """Write the rejected messages of a task; a repeated task replaces the same file."""
     context = TaskContext.get()
     if rejections and task.rejected is not None and context is not None:
@@ -320,5 +326,5 @@ def _counted(analyzer: Analyzer | None, rows: Iterator[pa.RecordBatch]) -> Itera
     yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], ["counts"])
 
 
-def _of_bytes(data: bytes) -> Vocabulary:
+def _opened_vocabulary(data: bytes) -> Vocabulary:
     return Vocabulary.of_table(pa.ipc.open_stream(data).read_all())

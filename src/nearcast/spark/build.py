@@ -22,13 +22,14 @@ from nearcast.model import Geographic, Space, Window, checked_choice, checked_co
 from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_options
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.folder import BY_HASH, FIRST, Folder, Plan
-from nearcast.spark.replicas import KEEPING, Replicas
+from nearcast.spark.inputs import rejected_table
+from nearcast.spark.replicas import KINDS_WITH_RESULTS, Replicas
 from nearcast.spark.router import Router
 from nearcast.spark.sampling import drawn
 from nearcast.spark.schemas import id_type
-from nearcast.spark.shards import rejected_table
 from nearcast.storage.local_folder import LocalTree
 from nearcast.storage.object_store import Place, tree_at
+from nearcast.storage.tree import Tree
 from nearcast.text.vocabulary import Vocabulary
 
 REPORT = "shard long, subscriptions long, id string, reason string"
@@ -37,10 +38,10 @@ REPORT = "shard long, subscriptions long, id string, reason string"
 class Planned(NamedTuple):
     """A reusable plan: partitioned subscriptions and the indexes that tasks have built of them."""
 
-    path: Path | str  # where they are; as messages name it, unless it is among the files of this machine
+    path: Path | str  # of the folder: local, or a URI without credentials
     subscription_id: str
-    stateless: Folder | None  # boolean and similarity subscriptions, if there are any, or none at all
-    keeping: Folder | None  # top-k and nearest ones, if there are any
+    stateless: Folder | None  # boolean and similarity subscriptions; also if there are no subscriptions at all
+    keeping: Folder | None  # top-k and nearest subscriptions, None if there are none
 
 
 def plan(
@@ -78,64 +79,98 @@ def plan(
     target = tree_at("folder", folder or tempfile.gettempdir()).child(f"nearcast-{uuid.uuid4().hex}")
     if folder is None:
         atexit.register(target.remove, "")
-    space = Geographic() if space is None else space
-    vocabulary = Vocabulary() if vocabulary is None else vocabulary
-    needs_sample = sample is not None and partitioner != BY_HASH
-    seen = drawn(sample, sample_size, sample_seed) if sample is not None and needs_sample else None
-    is_keeping = (
-        F.coalesce(F.col("kind").isin(list(KEEPING)), F.lit(False)) if "kind" in subscriptions.columns else F.lit(False)
+    settings = _Settings(
+        space=Geographic() if space is None else space,
+        vocabulary=Vocabulary() if vocabulary is None else vocabulary,
+        window=window,
+        subscription_id=id_type(subscriptions),
+        shards=shards,
+        partitioner=partitioner,
+        partitioner_options=options,
+        sample=None if sample is None or partitioner == BY_HASH else drawn(sample, sample_size, sample_seed),
     )
-    kind_of_id = id_type(subscriptions)
-    built: dict[str, Folder] = {}
-    bad: list[Rejection] = []
     try:
-        for name, rows in (
-            ("stateless", subscriptions.where(~is_keeping)),
-            ("keeping", subscriptions.where(is_keeping)),
-        ):
-            # With a hash every message would go to all shards: then one index for all tasks of a machine is best.
-            n_shards = 1 if name == "stateless" and partitioner == BY_HASH else shards
-            # These kinds store no results and need no window, so a message need not go to every shard.
-            of_kind = window if name == "keeping" else None
-            made = Folder(target.child(name))
-            divided = Plan(
-                space, of_kind, n_shards, 1, kind_of_id, partitioner=partitioner, partitioner_options=options
-            )
-            made.create(divided, vocabulary, seen)
-            n_subscriptions, rejections = _built(made, rows)
-            bad += rejections
-            if n_subscriptions:
-                built[name] = made
-        if not built:
-            built["stateless"] = Folder(target.child("stateless"))
-        for made in built.values():
-            _save_empty_shards(made)
-        if bad and on_error == "raise":
-            raise RejectedRowsError(bad)
-        if bad:
+        built, rejections = _built_folders(target, subscriptions, settings)
+        if rejections and on_error == "raise":
+            raise RejectedRowsError(rejections)
+        if rejections:
             assert rejected is not None
-            write_rejected(rejected, "subscriptions", bad)
+            write_rejected(rejected, "subscriptions", rejections)
     except BaseException:
         target.remove("")
         raise
     path = target.path if isinstance(target, LocalTree) else target.place
-    return Planned(path, kind_of_id, built.get("stateless"), built.get("keeping"))
+    return Planned(path, settings.subscription_id, built.get("stateless"), built.get("keeping"))
+
+
+class _Settings(NamedTuple):
+    """The settings of a plan."""
+
+    space: Space
+    vocabulary: Vocabulary
+    window: Window | None
+    subscription_id: str
+    shards: int
+    partitioner: PartitionerName
+    partitioner_options: Mapping[str, int]
+    sample: pa.Table | None
+
+
+def _built_folders(
+    target: Tree, subscriptions: DataFrame, settings: _Settings
+) -> tuple[dict[str, Folder], list[Rejection]]:
+    """Build the shards of subscriptions without and with results; return the non-empty folders, and the rejections."""
+    has_results = F.lit(False)
+    if "kind" in subscriptions.columns:
+        has_results = F.coalesce(F.col("kind").isin(list(KINDS_WITH_RESULTS)), F.lit(False))
+    built: dict[str, Folder] = {}
+    rejections: list[Rejection] = []
+    for name, rows in (("stateless", subscriptions.where(~has_results)), ("keeping", subscriptions.where(has_results))):
+        folder = _new_folder(target, name, settings)
+        n_subscriptions, bad = _built(folder, rows)
+        rejections += bad
+        if n_subscriptions:
+            built[name] = folder
+    if not built:
+        built["stateless"] = Folder(target.child("stateless"))
+    for folder in built.values():
+        _save_empty_shards(folder)
+    return built, rejections
+
+
+def _new_folder(target: Tree, name: str, settings: _Settings) -> Folder:
+    """Create the folder of one of the two groups of subscriptions."""
+    is_stateless = name == "stateless"
+    folder = Folder(target.child(name))
+    folder_plan = Plan(
+        settings.space,
+        # Without results no window is needed, and a message need not go to every shard.
+        window=None if is_stateless else settings.window,
+        # With a hash every message would go to all shards: then one index for all tasks of a machine is best.
+        shards=1 if is_stateless and settings.partitioner == BY_HASH else settings.shards,
+        snapshot_every=1,
+        subscription_id=settings.subscription_id,
+        partitioner=settings.partitioner,
+        partitioner_options=settings.partitioner_options,
+    )
+    folder.create(folder_plan, settings.vocabulary, settings.sample)
+    return folder
 
 
 def _built(folder: Folder, subscriptions: DataFrame) -> tuple[int, list[Rejection]]:
     """Build the shards of a folder in tasks; return the number of subscriptions, and the rejected rows."""
-    divided = folder.plan()
+    folder_plan = folder.plan()
     rows = subscriptions.withColumn("row", F.monotonically_increasing_id())
-    if divided.partitioner == BY_HASH:
+    if folder_plan.partitioner == BY_HASH:
         key = F.crc32(F.col("id").cast("string").cast("binary"))
-        rows = rows.withColumns({"shard": key % divided.shards, "holds": F.lit(None).cast("binary")})
+        rows = rows.withColumns({"shard": key % folder_plan.shards, "stores": F.lit(None).cast("binary")})
     else:
         schema = T.StructType(
-            [*rows.schema, T.StructField("shard", T.LongType()), T.StructField("holds", T.BinaryType())]
+            [*rows.schema, T.StructField("shard", T.LongType()), T.StructField("stores", T.BinaryType())]
         )
-        rows = rows.repartition(1).mapInArrow(partial(_divided, folder), schema)
+        rows = rows.repartition(1).mapInArrow(partial(_routed, folder), schema)
     shard = F.coalesce("shard", F.lit(0)).cast("int")
-    built = rows.withColumn("shard", shard).repartitionById(divided.shards, F.col("shard"))
+    built = rows.withColumn("shard", shard).repartitionById(folder_plan.shards, F.col("shard"))
     reports = built.mapInArrow(partial(_build, folder), REPORT).collect()
     rejections = [Rejection(place, row.id, row.reason) for place, row in enumerate(reports) if row.reason is not None]
     return sum(row.subscriptions for row in reports if row.shard is not None), rejections
@@ -149,36 +184,36 @@ def _save_empty_shards(folder: Folder) -> None:
             folder.save_shard(number, FIRST, folder.new_broker(), Replicas(n_shards).state())
 
 
-def _divided(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _routed(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Route all subscriptions; yield each once for every shard that stores it."""
-    table = _whole(rows)
+    table = _task_rows(rows)
     if table is None:
         return
-    divided = folder.plan()
-    router = Router(divided, folder.vocabulary())
+    folder_plan = folder.plan()
+    router = Router(folder_plan, folder.vocabulary())
     good, routes, bad = router.begin(table.drop_columns("row"), folder.sample())
     folder.save_router(FIRST, router.state())
-    places, shards = np.nonzero(routes.holds)
+    places, shards = np.nonzero(routes.stores)
     # The tasks that build report the rejected rows.
     taken = np.concatenate([good[places], np.array([rejection.row for rejection in bad], np.int64)])
     shards = np.concatenate([shards, np.zeros(len(bad), np.int64)])
-    holds = [row.tobytes() for row in routes.holds[places]] + [bytes(divided.shards)] * len(bad)
+    stores = [row.tobytes() for row in routes.stores[places]] + [bytes(folder_plan.shards)] * len(bad)
     copies = table.take(pa.array(taken)).append_column("shard", pa.array(shards, pa.int64()))
-    yield from copies.append_column("holds", pa.array(holds, pa.binary())).to_batches()
+    yield from copies.append_column("stores", pa.array(stores, pa.binary())).to_batches()
 
 
 def _build(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Build and save the shard of a task."""
-    table = _whole(rows)
+    """Build and save the shard of a task; yield its number of subscriptions and the rejected rows."""
+    table = _task_rows(rows)
     if table is None:
         return
     number = table["shard"][0].as_py()
     n_shards = folder.plan().shards
     broker, replicas = folder.new_broker(), Replicas(n_shards)
-    _, bad = broker.subscribe(table.drop_columns(["row", "shard", "holds"]), on_error="skip")
-    if table["holds"].null_count == 0:
-        holds = np.frombuffer(b"".join(table["holds"].to_pylist()), bool).reshape(-1, n_shards)
-        replicas.take_in(number, table["id"].to_pylist(), table["kind"].to_pylist(), holds)
+    _, bad = broker.subscribe(table.drop_columns(["row", "shard", "stores"]), on_error="skip")
+    if table["stores"].null_count == 0:
+        stores = np.frombuffer(b"".join(table["stores"].to_pylist()), bool).reshape(-1, n_shards)
+        replicas.add(number, table["id"].to_pylist(), table["kind"].to_pylist(), stores)
     folder.save_shard(number, FIRST, broker, replicas.state())
     report = {"shard": [number], "subscriptions": [len(broker)], "id": [None], "reason": [None]}
     for rejection in bad.to_pylist():
@@ -191,7 +226,7 @@ def _build(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
     yield pa.RecordBatch.from_pydict(report, schema)
 
 
-def _whole(rows: Iterator[pa.RecordBatch]) -> pa.Table | None:
+def _task_rows(rows: Iterator[pa.RecordBatch]) -> pa.Table | None:
     """Return the rows of a task in their order, None if there are none."""
     pieces = [piece for piece in rows if piece.num_rows]
     return pa.Table.from_batches(pieces).sort_by("row") if pieces else None
@@ -201,9 +236,9 @@ def _whole(rows: Iterator[pa.RecordBatch]) -> pa.Table | None:
 
 
 def check_place(on_error: OnError, rejected: Place | None) -> None:
-    """Raise if rows are to be skipped and there is no folder for the rejected ones."""
+    """Raise if bad rows are skipped without a folder for them, or if the folder is invalid."""
     if on_error == "skip" and rejected is None:
-        raise NearcastError("on_error is 'skip'; rejected must name a folder for the rows that are put aside")
+        raise NearcastError("on_error is 'skip'; rejected must name a folder for the rows that are rejected")
     if rejected is not None:
         tree_at("rejected", rejected)
 

@@ -1,4 +1,4 @@
-"""In which order are the changes of a batch made? Many at once, and the positions of a subscriber together."""
+"""The order in which the changes of a batch are applied: in runs, all positions of a subscriber in one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SUBSCRIBE, UNSUBSCRIBE, MOVE = "subscribe", "unsubscribe", "move"
 
 
 def runs(ids: Sequence[Id], operations: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-    """Yield the rows of changes in the order in which they are made: rows of one operation that are made at once.
+    """Yield runs of changes in the order in which they are applied: an operation, and rows that are applied at once.
 
-    Registrations keep their order, and no two of a run are of the same subscription. All positions of a subscription
-    are in one run, so that they give a net difference, unless it is registered again or removed between them. They wait
-    until then, or until the end: positions of others do not depend on them.
+    Registrations stay in their order, and no two of a run are of the same subscription. All positions of a subscription
+    are in one run, so that they give a net difference, unless it is registered again or removed between them. They are
+    pending until then, or until the end: positions of others do not depend on them.
     """
     pending: list[int] = []
     pending_ids: set[Id] = set()
@@ -27,7 +27,7 @@ def runs(ids: Sequence[Id], operations: Sequence[str]) -> Iterator[tuple[str, li
             yield operations[pending[0]], pending
             pending, pending_ids = [], set()
         if key in moves:
-            # Of the pending registrations none is of this subscription any more.
+            # No pending registration is of this subscription, since its last one was yielded above.
             yield MOVE, moves.pop(key)
         pending.append(row)
         pending_ids.add(key)

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 from nearcast.engine.broker import Broker
 from nearcast.errors import NearcastError
@@ -24,7 +24,10 @@ from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary
 
 FILE_FORMATS = ("parquet", "json")
-Fields = dict[str, type | tuple[type, ...]]
+FieldType: TypeAlias = type | tuple[type, ...]
+Fields: TypeAlias = dict[str, FieldType]
+Table: TypeAlias = dict[str, Any]  # of TOML: text, numbers, lists and tables
+Settings: TypeAlias = Mapping[str, Any]  # of a table that was checked
 SOURCE: Fields = {
     "format": str,
     "path": str,
@@ -37,8 +40,8 @@ SOURCE: Fields = {
 SINK: Fields = {"format": str, "path": str, "servers": str, "topic": str}
 # Passed unchanged to the Kafka client: passwords, protocols, sizes.
 KAFKA_PREFIX = "kafka."
-OF_FILES = ("path", "files_per_batch")
-OF_KAFKA = ("servers", "topic", "starting_offsets", "rows_per_batch")
+FILE_KEYS = ("path", "files_per_batch")
+KAFKA_KEYS = ("servers", "topic", "starting_offsets", "rows_per_batch")
 TABLES: dict[str, Fields] = {
     "pipeline": {
         "state": str,
@@ -65,7 +68,7 @@ TABLES: dict[str, Fields] = {
     "sinks": SINK,
     "spark": {},
 }
-NAMES: dict[Any, str] = {str: "text", int: "a whole number", (int, float): "a number"}
+TYPE_NAMES: dict[FieldType, str] = {str: "text", int: "a whole number", (int, float): "a number"}
 
 
 class ConfigError(NearcastError):
@@ -76,10 +79,10 @@ class ConfigError(NearcastError):
 class Pipeline:
     """The settings of a pipeline file; paths are relative to the file."""
 
-    state: Path | str  # a URI if it is not among the files
-    messages: Mapping[str, Any]
-    subscriptions: Mapping[str, Any] | None
-    changes: Mapping[str, Any] | None
+    state: Path | str  # a local path, or a URI
+    messages: Settings
+    subscriptions: Settings | None
+    changes: Settings | None
     space: Space
     window: Window | None
     vocabulary: Vocabulary
@@ -87,14 +90,14 @@ class Pipeline:
     fence: Fence | None = None
     clock: ClockName = EVENT
     delay: float = 0.0
-    sample: Mapping[str, Any] | None = None
+    sample: Settings | None = None
     shards: int = 2
     partitioner: PartitionerName = "hash"
     partitioner_options: Mapping[str, int] = field(default_factory=dict)
     snapshot_every: int = 20
     checkpoint: str | None = None
-    trigger: Mapping[str, Any] = field(default_factory=dict)
-    sinks: tuple[Mapping[str, Any], ...] = ()
+    trigger: Settings = field(default_factory=dict)
+    sinks: tuple[Settings, ...] = ()
     spark: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -111,7 +114,9 @@ def read_pipeline(path: Path) -> Pipeline:
 
 
 class _Reader:
-    def __init__(self, path: Path, text: str, content: Mapping[str, Any]):
+    """Turns the content of a pipeline file into settings; the text is needed for the lines of errors."""
+
+    def __init__(self, path: Path, text: str, content: Settings):
         self.path, self.lines, self.content = path, text.splitlines(), content
 
     def fail(self, message: str, table: str = "", key: str = "") -> ConfigError:
@@ -161,10 +166,10 @@ class _Reader:
             spark={key: str(value) for key, value in self.flat_spark().items()},
         )
 
-    def missing(self, table: str) -> Any:
+    def missing(self, table: str) -> NoReturn:
         raise self.fail(f"[{table}] is missing")
 
-    def table(self, name: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
+    def table(self, name: str, needed: tuple[str, ...] = ()) -> Table:
         value = self.content.get(name, {})
         if not isinstance(value, dict):
             raise self.fail(f"{name} must be a table, [{name}]", name)
@@ -172,13 +177,13 @@ class _Reader:
             self.missing(name)
         return self.checked(name, value, needed)
 
-    def list_of_tables(self, name: str) -> list[dict[str, Any]]:
+    def list_of_tables(self, name: str) -> list[Table]:
         value = self.content.get(name, [])
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise self.fail(f"{name} must be a list of tables, [[{name}]]", name)
         return value
 
-    def checked(self, name: str, values: Mapping[str, Any], needed: tuple[str, ...] = ()) -> dict[str, Any]:
+    def checked(self, name: str, values: Settings, needed: tuple[str, ...] = ()) -> Table:
         known = TABLES[name]
         if "topic" in known:
             values = _flat(values)
@@ -188,19 +193,19 @@ class _Reader:
             if key not in known:
                 raise self.fail(f"{key} is not known in [{name}]; there are {', '.join(known)}", name, key)
             if not isinstance(value, known[key]) or isinstance(value, bool):
-                raise self.fail(f"{key} is {value!r}; it must be {NAMES[known[key]]}", name, key)
+                raise self.fail(f"{key} is {value!r}; it must be {TYPE_NAMES[known[key]]}", name, key)
         for key in needed:
             if key not in values:
                 raise self.fail(f"{key} is missing in [{name}]", name)
         return dict(values)
 
-    def at_least_one(self, table: str, values: Mapping[str, Any], key: str, default: int) -> int:
+    def at_least_one(self, table: str, values: Settings, key: str, default: int) -> int:
         value = int(values.get(key, default))
         if value < 1:
             raise self.fail(f"{key} is {value}; it must be at least 1", table, key)
         return value
 
-    def source(self, name: str) -> dict[str, Any] | None:
+    def source(self, name: str) -> Table | None:
         if name not in self.content:
             return None
         values = self.table(name, needed=("format",))
@@ -211,7 +216,7 @@ class _Reader:
                 self.at_least_one(name, values, key, 1)
         return values
 
-    def check_place(self, name: str, values: dict[str, Any], formats: tuple[str, ...]) -> None:
+    def check_place(self, name: str, values: Table, formats: tuple[str, ...]) -> None:
         """Check format and place of a source or sink, and make its path absolute."""
         if values["format"] not in formats:
             raise self.fail(f"format is {values['format']!r}; it must be one of {', '.join(formats)}", name, "format")
@@ -221,8 +226,8 @@ class _Reader:
                 raise self.fail(f"{key} is missing in [{name}]; {values['format']} needs it", name)
         is_kafka = values["format"] == "kafka"
         for key in values:
-            if key in (OF_FILES if is_kafka else OF_KAFKA) or (key.startswith(KAFKA_PREFIX) and not is_kafka):
-                raise self.fail(f"{key} says nothing to {values['format']}; leave it out", name, key)
+            if key in (FILE_KEYS if is_kafka else KAFKA_KEYS) or (key.startswith(KAFKA_PREFIX) and not is_kafka):
+                raise self.fail(f"{key} has no meaning for {values['format']}; leave it out", name, key)
         if is_kafka:
             self.check_offsets(name, values.get("starting_offsets", "earliest"))
         if "path" in values:
@@ -252,20 +257,19 @@ class _Reader:
             raise self.fail(str(error), "pipeline", "state") from error
         return tree.path if isinstance(tree, LocalTree) else path
 
-    def checkpoint(self, main: Mapping[str, Any]) -> str | None:
+    def checkpoint(self, main: Settings) -> str | None:
         return self.place(main["checkpoint"]) if "checkpoint" in main else None
 
     def space(self) -> Space:
         values = self.table("space")
         kind = values.pop("kind", "geographic")
-        kinds: dict[str, Any] = {"geographic": Geographic, "planar": Planar}
+        kinds: dict[str, type[Geographic | Planar]] = {"geographic": Geographic, "planar": Planar}
         if kind not in kinds:
             raise self.fail(f"kind is {kind!r}; it must be geographic or planar", "space", "kind")
         try:
-            space: Space = kinds[kind](**values)
+            return kinds[kind](**values)
         except (NearcastError, TypeError) as error:
             raise self.fail(str(error).removeprefix(f"{kinds[kind].__name__}.__init__() "), "space") from error
-        return space
 
     def window(self) -> Window | None:
         values = self.table("window")
@@ -286,7 +290,7 @@ class _Reader:
             raise self.fail(str(error), "active", "lifetime") from error
 
     def clock(self) -> tuple[ClockName, float]:
-        values: dict[str, Any] = self.table("clock")
+        values = self.table("clock")
         try:
             return checked_clock(values.get("kind", EVENT), values.get("delay", 0.0))
         except NearcastError as error:
@@ -317,25 +321,27 @@ class _Reader:
         except NearcastError as error:
             raise self.fail(str(error), "text", next(iter(values))) from error
 
-    def partitioner(self, main: Mapping[str, Any]) -> Any:
+    def partitioner(self, main: Settings) -> PartitionerName:
+        name: PartitionerName = main.get("partitioner", BY_HASH)
         try:
-            return checked_choice("partitioner", main.get("partitioner", BY_HASH), list(PARTITIONERS))
+            checked_choice("partitioner", name, list(PARTITIONERS))
         except NearcastError as error:
             raise self.fail(str(error), "pipeline", "partitioner") from error
+        return name
 
-    def partitioner_options(self, main: Mapping[str, Any]) -> dict[str, int]:
+    def partitioner_options(self, main: Settings) -> dict[str, int]:
         values, name = self.table("partitioner"), self.partitioner(main)
         shards = self.at_least_one("pipeline", main, "shards", 2)
         key = ""
         try:
-            # One by one, so that the error names the line; then their combination.
+            # One by one, so that the error names the line; then together.
             for key, value in values.items():
                 checked_options(name, {key: value}, shards)
             return checked_options(name, values, shards)
         except NearcastError as error:
             raise self.fail(str(error), "partitioner", key) from error
 
-    def trigger(self, main: Mapping[str, Any]) -> dict[str, Any]:
+    def trigger(self, main: Settings) -> Table:
         value = main.get("trigger")
         if value is None:
             return {}
@@ -347,16 +353,16 @@ class _Reader:
             )
         return {"processingTime": value}
 
-    def flat_spark(self) -> dict[str, Any]:
+    def flat_spark(self) -> Table:
         value = self.content.get("spark", {})
         if not isinstance(value, dict):
             raise self.fail("spark must be a table, [spark]", "spark")
         return _flat(value)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(values: Settings, prefix: str = "") -> Table:
     """Return settings with dotted names, whether they were quoted or not."""
-    found: dict[str, Any] = {}
+    found: Table = {}
     for key, value in values.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return found

@@ -1,4 +1,4 @@
-"""The files of a pipeline as Spark sees them: what it calls their folder, and Parquet files as a DataFrame."""
+"""The files of a pipeline for Spark: the location of a folder, and Parquet files as a DataFrame."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nearcast.errors import NearcastError, StorageError
 from nearcast.storage.local_folder import LocalTree
 from nearcast.storage.tree import Tree
 
-# What Spark calls the schemes of URIs.
+# Spark's names of the schemes of URIs.
 SPARK_SCHEMES = {"s3": "s3a", "gcs": "gs"}
-# Rows that are handed to Spark at once.
+# Rows in one Arrow batch for Spark.
 MAX_ROWS = 100_000
 
 
 def spark_location(tree: Tree, key: str) -> str:
-    """Return what Spark calls a folder of a tree; raise if Spark cannot reach it."""
+    """Return the location that Spark uses for a folder of a tree; raise if Spark cannot reach it."""
     if tree.uri is None:
         raise NearcastError(f"Spark cannot reach {tree.place}; give a path or a URI for the checkpoint")
     scheme, _, rest = tree.uri.partition("://")
@@ -31,15 +31,15 @@ def spark_location(tree: Tree, key: str) -> str:
 def parquet_frame(spark: SparkSession, tree: Tree, key: str, schema: StructType) -> DataFrame:
     """Return the Parquet files of a folder as a DataFrame."""
     if isinstance(tree, LocalTree):
-        # The files know their columns.
+        # The files contain their schema.
         return spark.read.parquet(spark_location(tree, key))
-    # Read by tasks: Spark need not reach the file system.
+    # Read by tasks through pyarrow, since Spark may not reach the file system.
     keys = [f"{key}/{name}" for name in sorted(tree.names(key)) if name.endswith(".parquet")]
     return spark.range(0, len(keys), 1, len(keys)).mapInArrow(partial(_read_tables, tree, keys), schema)
 
 
 def _read_tables(tree: Tree, keys: Sequence[str], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read Parquet files, each of a row with its place in the list."""
+    """Yield the rows of Parquet files; each input row has the place of a file in the list."""
     for piece in rows:
         for place in piece["id"].to_pylist():
             content = tree.read(keys[place])

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from nearcast.errors import NearcastError
 from nearcast.partition.statistics import SAMPLE_SIZE
-from nearcast.spark.config import KAFKA_PREFIX, Pipeline
+from nearcast.spark.config import KAFKA_PREFIX, Pipeline, Settings
+from nearcast.spark.inputs import UNREADABLE
+from nearcast.spark.metrics import Metrics
 from nearcast.spark.schemas import id_type
 from nearcast.spark.session import session
-from nearcast.spark.shards import UNREADABLE
 from nearcast.spark.stream import stream
 
 MESSAGE_SCHEMA = (
@@ -31,7 +33,7 @@ CHANGE_SCHEMA = (
 )
 
 
-def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | None = None) -> StreamingQuery:
+def run(pipeline: Pipeline, *, on_batch: Callable[[Metrics], None] | None = None) -> StreamingQuery:
     """Start the query that a pipeline file describes, in its own Spark session."""
     settings = dict(pipeline.spark)
     spark = session(settings.pop("master", None), settings=settings)
@@ -65,7 +67,7 @@ def run(pipeline: Pipeline, *, on_batch: Callable[[Mapping[str, Any]], None] | N
     )
 
 
-def _source(spark: SparkSession, settings: Mapping[str, Any], schema: str) -> DataFrame:
+def _source(spark: SparkSession, settings: Settings, schema: str) -> DataFrame:
     if settings["format"] == "kafka":
         return _of_records(_kafka_records(spark, settings), schema)
     reader = spark.readStream
@@ -74,7 +76,7 @@ def _source(spark: SparkSession, settings: Mapping[str, Any], schema: str) -> Da
     return _files(spark, reader, settings, schema)
 
 
-def _kafka_records(spark: SparkSession, settings: Mapping[str, Any]) -> DataFrame:
+def _kafka_records(spark: SparkSession, settings: Settings) -> DataFrame:
     reader = spark.readStream.format("kafka").options(**_kafka_options(settings)).option("subscribe", settings["topic"])
     reader = reader.option("startingOffsets", settings.get("starting_offsets", "earliest"))
     if "rows_per_batch" in settings:
@@ -82,9 +84,10 @@ def _kafka_records(spark: SparkSession, settings: Mapping[str, Any]) -> DataFram
     return reader.load()
 
 
-def _kafka_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    told = {key: value for key, value in settings.items() if key.startswith(KAFKA_PREFIX)}
-    return {f"{KAFKA_PREFIX}bootstrap.servers": settings["servers"], **told}
+def _kafka_options(settings: Settings) -> dict[str, str]:
+    """Return the settings of Kafka's client."""
+    given = {key: value for key, value in settings.items() if key.startswith(KAFKA_PREFIX)}
+    return {f"{KAFKA_PREFIX}bootstrap.servers": settings["servers"], **given}
 
 
 def _of_records(records: DataFrame, schema: str) -> DataFrame:
@@ -102,8 +105,10 @@ def _of_records(records: DataFrame, schema: str) -> DataFrame:
     return _with_moments(frame, F.col("value")).drop("value")
 
 
-def _files(spark: SparkSession, reader: Any, settings: Mapping[str, Any], schema: str) -> DataFrame:
-    """Return files as rows; unreadable lines of JSON have their text in a separate column."""
+def _files(
+    spark: SparkSession, reader: DataFrameReader | DataStreamReader, settings: Settings, schema: str
+) -> DataFrame:
+    """Return the rows of files; unreadable lines of JSON have their text in a separate column."""
     path, is_json = settings["path"], settings["format"] == "json"
     local = Path(path.removeprefix("file://"))
     if path.startswith("file://") and (not local.exists() or (local.is_dir() and not any(local.iterdir()))):
@@ -135,7 +140,7 @@ def _with_moments(frame: DataFrame, record: Column) -> DataFrame:
     return frame
 
 
-def _sink(settings: Mapping[str, Any], deliveries: DataFrame, batch: int) -> None:
+def _sink(settings: Settings, deliveries: DataFrame, batch: int) -> None:
     """Write the deliveries of a batch to a sink; its files are replaced, Kafka records carry its number in a header."""
     if settings["format"] == "console":
         print(f"--- batch {batch}")

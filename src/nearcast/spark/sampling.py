@@ -1,4 +1,4 @@
-"""The sample of messages that a division of subscriptions is fitted to."""
+"""The sample of messages that a partitioner is fitted to."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from nearcast.spark.folder import POPULATION
 
-# By how many standard deviations more rows are sorted than are wanted, so that there are enough.
+# The hash passes this many standard deviations more rows than are needed, so that there are enough.
 N_DEVIATIONS = 6
 
 
 def drawn(messages: DataFrame, size: int, seed: int) -> pa.Table:
-    """Return `size` messages of a DataFrame, or all if there are fewer; the metadata says how many there were.
+    """Return `size` messages of a DataFrame, or all if there are fewer; the metadata has the number of all.
 
-    They are drawn at random by a hash of their ids, so the same seed draws the same, however the rows are divided.
-    The hash leaves out most rows where they lie; what is sorted is hardly more than what is returned.
+    They are drawn at random by a hash of their ids, so the same seed draws the same, however the rows are partitioned.
+    A filter on the hash runs before the sort, which gets hardly more rows than are returned.
     """
     n_messages = messages.count()
     rows = messages

@@ -1,4 +1,4 @@
-"""What are the columns of deliveries, and the types of ids, as Spark knows them?"""
+"""The columns of deliveries and the types of ids as Spark's types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def delivery_schema(subscription_id: str, message_id: str) -> T.StructType:
 
 
 def id_type(frame: DataFrame) -> str:
-    """Return what the ids of a DataFrame are: "string" or "int64"."""
+    """Return the type of the ids of a DataFrame: "string" or "int64"."""
     if "id" not in frame.columns:
         raise NearcastError(f"there are the columns {', '.join(frame.columns)}; 'id' is missing")
     return "string" if isinstance(frame.schema["id"].dataType, T.StringType) else "int64"

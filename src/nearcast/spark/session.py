@@ -15,7 +15,7 @@ from nearcast.java import use_java
 DEFAULT_MASTER = "local[2,4]"
 QUIET = f"-Dlog4j2.configurationFile=file:{files('nearcast.spark') / 'log4j2.properties'}"
 FORK = "-Djdk.lang.Process.launchMechanism=VFORK"
-# Each was measured: without them a small batch spends most of its time waiting for sockets and forked processes.
+# Each was measured: without these a small batch mostly waits for sockets and forks.
 SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -27,7 +27,7 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.shuffle.partitions": "8",
 }
-# On one machine nobody looks at them; on a cluster they belong to whoever runs it.
+# Not needed on one machine; on a cluster its administrator decides.
 LOCAL_SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 
 
@@ -36,9 +36,9 @@ def session(
 ) -> SparkSession:
     """Return a Spark session on `master`, with fast settings unless others are given.
 
-    The Java is found by itself. The default, "local[2,4]", allows four tries for a failed task; plain "local[2]" one.
-    Started by spark-submit, its master and its settings hold, whatever is given here. Workers run the Python of the
-    driver, unless PYSPARK_PYTHON names another or `spark.archives` brings one along.
+    Java is found as `nearcast doctor` shows. The default, "local[2,4]", attempts a failing task four times, "local[2]"
+    once. The master and the settings of spark-submit override those given here. Workers run the Python of the driver,
+    unless PYSPARK_PYTHON names another one or `spark.archives` contains one.
     """
     submitted = _submitted_settings()
     master = submitted.get("spark.master") or master or DEFAULT_MASTER
@@ -57,7 +57,7 @@ def session(
 
 
 def _submitted_settings() -> dict[str, str]:
-    """Return what spark-submit was told, if it started this process: its Java runs already and knows."""
+    """Return the settings of spark-submit if it started this process; its Java process, already running, has them."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     SparkContext._ensure_initialized()

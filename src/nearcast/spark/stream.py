@@ -6,9 +6,8 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +23,14 @@ from nearcast.errors import NearcastError
 from nearcast.model import Fence, Space, Window, checked_choice, checked_count
 from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_options
 from nearcast.partition.statistics import SAMPLE_SIZE
-from nearcast.spark.folder import BY_HASH, EVENT, FIRST, PROCESSING, ClockName, Folder, Plan, checked_clock
+from nearcast.spark.folder import BY_HASH, EVENT, FIRST, PROCESSING, ClockName, Counts, Folder, Plan, checked_clock
 from nearcast.spark.frames import parquet_frame, spark_location
+from nearcast.spark.inputs import write_input
+from nearcast.spark.metrics import Metrics, Stopwatch, metrics_of
 from nearcast.spark.sampling import drawn
 from nearcast.spark.schemas import delivery_schema, id_type
-from nearcast.spark.shards import Report, can_rest, claimed_shard, freeze_once, no_deliveries, run_shard, write_input
+from nearcast.spark.shards import Report, claimed_shard, is_idle, no_deliveries, run_shard
+from nearcast.spark.worker import freeze_once
 from nearcast.storage.local_folder import local_path
 from nearcast.storage.object_store import Place, tree_at
 from nearcast.text.vocabulary import Vocabulary
@@ -72,7 +74,7 @@ def stream(
     checkpoint: str | os.PathLike[str] | None = None,
     sinks: Sequence[Sink] = (),
     trigger: Mapping[str, Any] | None = None,
-    on_batch: Callable[[Mapping[str, Any]], None] | None = None,
+    on_batch: Callable[[Metrics], None] | None = None,
 ) -> StreamingQuery:
     """Start a query that matches a stream of messages with subscriptions that may change at run time.
 
@@ -138,19 +140,19 @@ def stream(
     checked_count("sample_size", sample_size)
     folder = Folder(tree_at("state", state))
     location = spark_location(folder.tree, "checkpoint") if checkpoint is None else _location(checkpoint)
-    subscribers = {id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
-    if len(subscribers) > 1:
+    id_types = {id_type(frame) for frame in (subscriptions, changes) if frame is not None} or {"string"}
+    if len(id_types) > 1:
         raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
     # Validate on the driver: an error here is clearer than one from a worker.
     clock, delay = checked_clock(clock, delay)
     space = Broker(space=space, window=window, lifetime=lifetime, fence=fence).space
-    ids = (subscribers.pop(), id_type(messages))
+    ids = (id_types.pop(), id_type(messages))
     plan = Plan(space, window, shards, snapshot_every, *ids, partitioner, lifetime, fence, clock, delay, options)
     is_new = not folder.exists()
     needs_sample = is_new and partitioner != BY_HASH
-    seen = drawn(sample, sample_size, sample_seed) if sample is not None and needs_sample else None
-    folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, seen)
-    batches = _Batches(folder, sinks, on_batch, is_apart=checkpoint is not None)
+    drawn_sample = drawn(sample, sample_size, sample_seed) if sample is not None and needs_sample else None
+    folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, drawn_sample)
+    batches = _Batches(folder, sinks, on_batch, has_own_checkpoint=checkpoint is not None)
     if not folder.is_done(FIRST):
         first = None if subscriptions is None else _rows(None, subscriptions)
         batches.process(first, FIRST, messages.sparkSession)
@@ -178,7 +180,7 @@ def _rows(messages: DataFrame | None, changes: DataFrame | None) -> DataFrame:
 
 
 def _with_ticks(rows: DataFrame) -> DataFrame:
-    """Return the same rows, with a source that has news at every trigger, so that batches run without rows."""
+    """Return the same rows, with a source that has data at every trigger, so that batches run without rows."""
     ticks = rows.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     nothing = (F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema)
     return rows.unionByName(ticks.where("false").select(*nothing))
@@ -204,88 +206,73 @@ class _Batches:
         self,
         folder: Folder,
         sinks: Sequence[Sink],
-        on_batch: Callable[[Mapping[str, Any]], None] | None,
+        on_batch: Callable[[Metrics], None] | None,
         *,
-        is_apart: bool = False,
+        has_own_checkpoint: bool = False,
         now: Callable[[], float] = time.time,
     ):
         self._now = now
         self._folder, self._plan, self._sinks, self._on_batch = folder, folder.plan(), sinks, on_batch
-        # Whether Spark's checkpoint is not yet verified to be that of the state.
-        self._is_unknown = is_apart
+        # A checkpoint outside of the state folder is verified before the first batch.
+        self._must_check_query = has_own_checkpoint
         # Reports of the batch before, if this process ran it.
         self._reports: list[Report] = []
 
     def process(self, rows: DataFrame | None, batch: int, spark: SparkSession | None = None) -> None:
         """Run one batch: write its input, then run it in every shard."""
-        started = time.perf_counter()
-        folder, shards = self._folder, self._plan.shards
+        stopwatch = Stopwatch()
         if rows is not None:
             # Spark Connect runs this at its server, in another session.
             spark = rows.sparkSession
         assert spark is not None
-        if self._is_unknown and batch != FIRST:
-            _check_query(folder, batch, spark)
-            self._is_unknown = False
-        counts = folder.counts_of_sound_input(batch)
+        if self._must_check_query and batch != FIRST:
+            _check_query(self._folder, batch, spark)
+            self._must_check_query = False
+        counts = self._folder.counts_of_intact_input(batch)
         if counts is None:
-            counts = _written_input(folder, batch, rows, self._now())
-        written = time.perf_counter()
-        if self._reports and can_rest(self._plan, batch, counts):
-            reports = [report.idle() for report in self._reports]
-            folder.write_table("deliveries", batch, "none", no_deliveries(self._plan))
-        else:
-            claims = f"claims/{uuid.uuid4().hex}" if folder.tree.can_claim else None
-            reports = self._run(spark, batch, claims)
-            if claims is not None:
-                folder.tree.remove("claims")
-                if [report.shard for report in reports] != list(range(shards)):
-                    # Two attempts of one task claimed two shards, so another shard was not run.
-                    reports = self._run(spark, batch, None)
-        self._reports = reports
-        matched = time.perf_counter()
-        if self._sinks and batch != FIRST:
-            schema = delivery_schema(self._plan.subscription_id, self._plan.message_id)
-            deliveries = parquet_frame(spark, folder.tree, f"deliveries/batch={batch}", schema)
-            for sink in self._sinks:
-                sink(deliveries, batch)
-        sunk = time.perf_counter()
-        state_bytes = folder.collect_garbage(batch - 1)
-        now, finished = datetime.now(UTC), time.perf_counter()
-        newest, busy = counts.get("newest"), [report.seconds for report in reports]
-        metrics = {
-            "batch": batch,
-            "time": now.isoformat(timespec="milliseconds"),
-            "messages": counts["messages"],
-            "changes": counts["changes"],
-            "rejected": counts["rejected"] + sum(report.rejected for report in reports),
-            "deliveries": sum(report.deliveries for report in reports),
-            "subscriptions": sum(report.subscriptions for report in reports),
-            "lag_seconds": None if newest is None else now.timestamp() - newest,
-            "seconds": finished - started,
-            "input_seconds": written - started,
-            "match_seconds": matched - written,
-            "sink_seconds": sunk - matched,
-            "cleanup_seconds": finished - sunk,
-            "shard_seconds": busy,
-            "shard_publish_seconds": [report.publish_seconds for report in reports],
-            "shard_subscriptions": [report.subscriptions for report in reports],
-            "shard_deliveries": [report.deliveries for report in reports],
-            "balance": max(busy) * len(busy) / sum(busy) if any(busy) else 1.0,
-            "repeated_batches": sum(report.repeated for report in reports),
-            "state_bytes": state_bytes,
-            "worker_bytes": max(report.worker_bytes for report in reports),
-        }
-        folder.append_metrics(metrics)
+            counts = _written_input(self._folder, batch, rows, self._now())
+        stopwatch.stop("input")
+        self._reports = self._run_shards(spark, batch, counts)
+        stopwatch.stop("match")
+        if batch != FIRST:
+            self._call_sinks(spark, batch)
+        stopwatch.stop("sink")
+        state_bytes = self._folder.collect_garbage(batch - 1)
+        stopwatch.stop("cleanup")
+        metrics = metrics_of(batch, counts, self._reports, stopwatch, state_bytes)
+        self._folder.append_metrics(metrics)
         if self._on_batch is not None:
             self._on_batch(metrics)
 
-    def _run(self, spark: SparkSession, batch: int, claims: str | None) -> list[Report]:
-        """Run a batch in all shards, one task each; return their reports."""
+    def _run_shards(self, spark: SparkSession, batch: int, counts: Counts) -> list[Report]:
+        """Run a batch in every shard, or in none if it is idle; return a report for each shard."""
+        folder = self._folder
+        if self._reports and is_idle(self._plan, batch, counts):
+            folder.write_table("deliveries", batch, "none", no_deliveries(self._plan))
+            return [report.idle() for report in self._reports]
+        if not folder.tree.can_claim:
+            return self._run_tasks(spark, batch, None)
+        reports = self._run_tasks(spark, batch, f"claims/{uuid.uuid4().hex}")
+        folder.tree.remove("claims")
+        if [report.shard for report in reports] != list(range(self._plan.shards)):
+            # Two attempts of one task claimed two shards, so another shard was not run.
+            return self._run_tasks(spark, batch, None)
+        return reports
+
+    def _run_tasks(self, spark: SparkSession, batch: int, claims: str | None) -> list[Report]:
+        """Run a batch in all shards, one task each; return their reports, ordered by shard."""
         shards = self._plan.shards
         tasks = spark.range(0, shards, 1, min(shards, _parallelism(spark, shards)))
-        rows = tasks.mapInArrow(partial(_run_shards, self._folder, batch, claims), REPORT).collect()
+        rows = tasks.mapInArrow(partial(_run_task, self._folder, batch, claims), REPORT).collect()
         return sorted(Report(*row) for row in rows)
+
+    def _call_sinks(self, spark: SparkSession, batch: int) -> None:
+        """Call the sinks with the deliveries of a batch."""
+        if self._sinks:
+            schema = delivery_schema(self._plan.subscription_id, self._plan.message_id)
+            deliveries = parquet_frame(spark, self._folder.tree, f"deliveries/batch={batch}", schema)
+            for sink in self._sinks:
+                sink(deliveries, batch)
 
 
 def _check_query(folder: Folder, batch: int, spark: SparkSession) -> None:
@@ -298,14 +285,14 @@ def _check_query(folder: Folder, batch: int, spark: SparkSession) -> None:
     except (AttributeError, PySparkException):
         # Not available over Spark Connect.
         query = None
-    known, last = folder.query(), folder.last_input()
+    known, last = folder.read_query(), folder.last_input()
     if (known is not None and query is not None and known != query) or batch < last:
         raise NearcastError(
-            f"batch {batch} comes though {folder.tree.place} has got to batch {last}: the checkpoint is not the one "
+            f"{folder.tree.place} is at batch {last}, but Spark starts batch {batch}: the checkpoint is not the one "
             "that this state was written with; give that one, or another state"
         )
     if known is None and query is not None:
-        folder.note_query(query)
+        folder.write_query(query)
 
 
 def _parallelism(spark: SparkSession, default: int) -> int:
@@ -317,12 +304,12 @@ def _parallelism(spark: SparkSession, default: int) -> int:
         return default
 
 
-def _written_input(folder: Folder, batch: int, rows: DataFrame | None, now: float) -> dict[str, Any]:
+def _written_input(folder: Folder, batch: int, rows: DataFrame | None, now: float) -> Counts:
     """Write the input of a batch in one task; return its counts. `now` is the time of the driver."""
     if rows is not None:
         # One task reads and writes: a shuffle would cost more than a second task could save.
         for written in rows.coalesce(1).mapInArrow(partial(_write_input, folder, batch, now), COUNTS).collect():
-            return written.asDict()
+            return cast(Counts, written.asDict())
     # Without rows there may be no task.
     return write_input(folder, batch, pa.table({}), pa.table({}), now)
 
@@ -344,19 +331,19 @@ def _write_input(folder: Folder, batch: int, now: float, rows: Iterator[pa.Recor
             column = column.take(order)
         parts[name] = pa.Table.from_struct_array(column.drop_null())
     counts = write_input(folder, batch, parts["change"], parts["message"], now)
-    # A time that is missing would have no type of its own.
+    # A column of a missing time would have the type null.
     schema = pa.schema([(name, pa.float64() if name in MOMENTS else pa.int64()) for name in counts])
     yield pa.RecordBatch.from_pylist([counts], schema)
 
 
-def _order(places: Any) -> Any:
+def _order(places: pa.StructArray) -> pa.Array | None:
     """Return the stable order of rows by their places; None if they are in order."""
     ranks = [pc.rank(column, tiebreaker="dense").to_numpy().astype(np.int64) for column in places.flatten()]
     order = np.lexsort(ranks[::-1])
     return None if (order[1:] > order[:-1]).all() else pa.array(order)
 
 
-def _run_shards(
+def _run_task(
     folder: Folder, batch: int, claims: str | None, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Run a batch in the shards of a task."""

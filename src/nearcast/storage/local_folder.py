@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from nearcast.errors import NearcastError
 from nearcast.storage.manifest import MANIFEST, replaced_file
@@ -39,10 +38,10 @@ class LocalTree(Tree):
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.place = str(self.path)
-        # Sizes of complete states, which are immutable.
+        # Cache of the sizes of complete states, which are immutable.
         self._sizes: dict[str, int] = {}
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[LocalTree], tuple[Path]]:
         return LocalTree, (self.path,)
 
     def _identity(self) -> Path:
@@ -100,15 +99,15 @@ class LocalTree(Tree):
         """Create a file with the owner's name atomically, unless it exists; return whether it was created."""
         target = self.path / key
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        aside.write_text(owner)
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        unfinished.write_text(owner)
         try:
             # Unlike opening a file, a link creates it with its whole content or not at all.
-            os.link(aside, target)
+            os.link(unfinished, target)
         except FileExistsError:
             return False
         finally:
-            aside.unlink()
+            unfinished.unlink()
         return True
 
     def append(self, key: str, line: bytes) -> None:

@@ -18,10 +18,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from nearcast.errors import StorageError
 
@@ -32,6 +33,8 @@ CHECKS = ("everything", "sizes")
 # Smaller files are read rather than mapped.
 MIN_MAPPED_BYTES = 1 << 16
 MANIFEST = "MANIFEST.json"
+AnyArray: TypeAlias = NDArray[Any]  # each has a type of its own, which its file contains
+Arrays: TypeAlias = Mapping[str, AnyArray]  # by name
 _UNFINISHED_NAME = re.compile(rf"\.{re.escape(MANIFEST)}(\.\w+)?\.tmp")
 _STATE_NAME = re.compile(r"state-\d{6,}")
 
@@ -39,12 +42,12 @@ _STATE_NAME = re.compile(r"state-\d{6,}")
 class State(NamedTuple):
     """The content of a folder."""
 
-    arrays: Mapping[str, Any]
+    arrays: Arrays
     tables: Mapping[str, pa.Table]
-    description: Mapping[str, Any]
+    description: Mapping[str, Any]  # what JSON can represent
 
 
-def part_of(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def part_of(arrays: Arrays, prefix: str) -> dict[str, AnyArray]:
     """Return the arrays whose names start with a prefix, without it."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
@@ -153,7 +156,7 @@ def read_state(path: str | os.PathLike[str], *, check: Check = "everything") -> 
 
 @contextmanager
 def replaced_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a path to write a file to, which replaces `path` once it is complete; links are followed."""
+    """Yield a path to write a file to, which replaces `path` once it is complete; symbolic links are resolved."""
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         raise StorageError(f"{path} is not a regular file; it would be replaced")
@@ -165,7 +168,7 @@ def replaced_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def _manifest_checksum(manifest: Mapping[str, Any]) -> int:
+def _manifest_checksum(manifest: Mapping[str, object]) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 

@@ -46,7 +46,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -100,7 +100,7 @@ class RemoteTree(Tree):
         # The last chunk of each log that this process writes: its number and content.
         self._tails: dict[str, tuple[int, bytes]] = {}
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[RemoteTree], tuple[str | pyarrow.fs.SubTreeFileSystem, str]]:
         return RemoteTree, (self._source, self._below)
 
     def _identity(self) -> tuple[str, str]:
@@ -118,7 +118,7 @@ class RemoteTree(Tree):
     # --- the remote file system
 
     @property
-    def _files(self) -> Any:
+    def _files(self) -> pyarrow.fs.FileSystem:
         return _opened(self._source)[0]
 
     def _path(self, key: str) -> str:
@@ -132,7 +132,7 @@ class RemoteTree(Tree):
         """Return the names in a folder."""
         return {info.base_name for info in self._listed(key)}
 
-    def _listed(self, key: str, *, is_recursive: bool = False) -> list[Any]:
+    def _listed(self, key: str, *, is_recursive: bool = False) -> list[pyarrow.fs.FileInfo]:
         selector = pyarrow.fs.FileSelector(self._path(key), allow_not_found=True, recursive=is_recursive)
         return list(self._files.get_file_info(selector))
 
@@ -196,12 +196,12 @@ class RemoteTree(Tree):
         parent = key.removesuffix(".jsonl")
         if key not in self._tails:
             number = max((int(name[:6]) for name in self.names(parent) if name.endswith(".jsonl")), default=0)
-            self._tails[key] = number, self.read(_piece(parent, number)) or b""
+            self._tails[key] = number, self.read(_log_chunk(parent, number)) or b""
         number, before = self._tails[key]
         if before.count(b"\n") >= MAX_LINES:
             number, before = number + 1, b""
         content = before + line + b"\n"
-        self._put(_piece(parent, number), content)
+        self._put(_log_chunk(parent, number), content)
         self._tails[key] = number, content
 
     def log(self, key: str) -> bytes:
@@ -230,8 +230,8 @@ class RemoteTree(Tree):
             shutil.rmtree(unfinished, ignore_errors=True)
         parent = key.rpartition("/")[0]
         if parent != "inputs":
-            self._tidy(parent)
-            self._tidy("inputs")
+            self._evict(parent)
+            self._evict("inputs")
 
     def read_state(self, key: str, read: Callable[[Path], T]) -> T:
         """Call `read` with a cached copy of a state; it is downloaded unless the cache has the same version."""
@@ -252,17 +252,17 @@ class RemoteTree(Tree):
         """Return the bytes of all states, uncommitted attempts included."""
         wanted = set(parents)
         found: dict[str, dict[int, int]] = {parent: {} for parent in wanted}
-        whole: set[tuple[str, int]] = set()
+        committed: set[tuple[str, int]] = set()
         start = len(self._path(""))
         for root in sorted({parent.partition("/")[0] for parent in wanted}):
             for info in self._listed(root, is_recursive=True):
-                parent, number, *rest = _split(info.path[start:])
+                parent, number, rest = _split(info.path[start:])
                 if parent in wanted and number is not None:
                     found[parent][number] = found[parent].get(number, 0) + (info.size or 0)
                     if rest == [MANIFEST]:
-                        whole.add((parent, number))
+                        committed.add((parent, number))
         return {
-            parent: {number: size if (parent, number) in whole else 0 for number, size in sizes.items()}
+            parent: {number: size if (parent, number) in committed else 0 for number, size in sizes.items()}
             for parent, sizes in found.items()
         }
 
@@ -271,7 +271,7 @@ class RemoteTree(Tree):
         root = Path(tempfile.gettempdir()) / f"nearcast-{os.getuid()}"
         root.mkdir(mode=0o700, exist_ok=True)
         if root.stat().st_uid != os.getuid():
-            raise StorageError(f"{root} belongs to another user; copies of the state cannot be kept there")
+            raise StorageError(f"{root} belongs to another user; the state cannot be cached there")
         folder = root / self._name
         folder.mkdir(exist_ok=True)
         os.utime(folder)
@@ -296,7 +296,7 @@ class RemoteTree(Tree):
                 while block := source.read(BLOCK_BYTES):
                     target.write(block)
 
-        _all(copy, sorted(folder.iterdir()))
+        _for_all(copy, sorted(folder.iterdir()))
 
     def _fetch(self, key: str, manifest: bytes, copy: Path) -> None:
         """Download a state into the cache unless it is there; of several processes one does it."""
@@ -339,47 +339,47 @@ class RemoteTree(Tree):
             except FileNotFoundError:
                 raise StorageError(f"{self.place}/{key} is damaged: {name} is missing") from None
 
-        _all(copy, names)
+        _for_all(copy, names)
         (target / MANIFEST).write_bytes(manifest)
 
-    def _tidy(self, parent: str) -> None:
+    def _evict(self, parent: str) -> None:
         """Evict cached copies of removed states; keep later ones, which may be about to be committed."""
-        kept, here = self.numbers(parent), LocalTree(self._copies())
-        for number in here.numbers(parent):
-            if kept and number < min(kept):
-                here.remove(f"{parent}/{number:010d}")
+        numbers, cache = self.numbers(parent), LocalTree(self._copies())
+        for number in cache.numbers(parent):
+            if numbers and number < min(numbers):
+                cache.remove(f"{parent}/{number:010d}")
 
 
 def _version(manifest: bytes) -> str:
     return hashlib.sha256(manifest).hexdigest()[:32]
 
 
-def _piece(parent: str, number: int) -> str:
+def _log_chunk(parent: str, number: int) -> str:
     return f"{parent}/{number:06d}.jsonl"
 
 
-def _split(key: str) -> tuple[Any, ...]:
-    """Return the parent of a state, its number and the rest of the key; None for the number if there is none."""
+def _split(key: str) -> tuple[str, int | None, list[str]]:
+    """Return the parent of a state, its number (None if there is none), and the rest of the key."""
     parts = key.split("/")
     for place, part in enumerate(parts[1:], 1):
         if len(part) == 10 and part.lstrip("-").isdigit():
-            return "/".join(parts[:place]), int(part), *parts[place + 1 :]
-    return key, None
+            return "/".join(parts[:place]), int(part), parts[place + 1 :]
+    return key, None, []
 
 
-def _kind(files: Any) -> str:
+def _kind(files: pyarrow.fs.FileSystem) -> str:
     """Return the type name of a file system."""
     return _kind(files.base_fs) if isinstance(files, pyarrow.fs.SubTreeFileSystem) else str(files.type_name)
 
 
-def _all(do: Callable[[Any], None], things: list[Any]) -> None:
+def _for_all(call: Callable[[T], None], items: list[T]) -> None:
     """Call a function for all items, several at once; raise the first error."""
     with ThreadPoolExecutor(N_THREADS) as threads:
-        for _ in threads.map(do, things):
+        for _ in threads.map(call, items):
             pass
 
 
-def _opened(source: str | pyarrow.fs.SubTreeFileSystem) -> tuple[Any, str]:
+def _opened(source: str | pyarrow.fs.SubTreeFileSystem) -> tuple[pyarrow.fs.FileSystem, str]:
     """Return a file system and the path of a folder in it."""
     if isinstance(source, str):
         return _of_uri(source)
@@ -387,7 +387,7 @@ def _opened(source: str | pyarrow.fs.SubTreeFileSystem) -> tuple[Any, str]:
 
 
 @lru_cache(maxsize=16)
-def _of_uri(uri: str) -> tuple[Any, str]:
+def _of_uri(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
     """Return the file system of a URI, cached per process since it has open connections."""
     try:
         files, path = pyarrow.fs.FileSystem.from_uri(uri)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nearcast.storage.manifest import MANIFEST
 
@@ -24,7 +24,7 @@ NUMBER = re.compile(r"-?\d+")
 class Tree(ABC):
     """A folder in some file system; trees of the same place are equal, and can be pickled to workers."""
 
-    place: str  # its name in messages
+    place: str  # its name in error messages
     can_claim = False  # whether `claim` works here
 
     def __eq__(self, other: object) -> bool:
@@ -34,7 +34,7 @@ class Tree(ABC):
         return hash(self._identity())
 
     @abstractmethod
-    def _identity(self) -> Any:
+    def _identity(self) -> Hashable:
         """Return a key that identifies this place."""
 
     @abstractmethod

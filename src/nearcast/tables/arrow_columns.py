@@ -19,14 +19,14 @@ TICKS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 class Problems:
-    """The first reason against each row."""
+    """The first reason to reject each bad row."""
 
     def __init__(self, n_rows: int):
         self.is_good = np.ones(n_rows, bool)
         self._reasons: dict[int, str] = {}
 
     def add(self, is_bad: BoolArray, reason: str) -> None:
-        """Note a reason against some rows."""
+        """Record a reason to reject some rows."""
         for row in np.flatnonzero(is_bad & self.is_good).tolist():
             self._reasons[row] = reason
         self.is_good &= ~is_bad
@@ -37,7 +37,7 @@ class Problems:
 
 
 def check_columns(what: str, table: pa.Table, needed: Mapping[str, str]) -> None:
-    """Raise if a table lacks a needed column, given with what to call it, or has two of one name."""
+    """Raise if a table lacks one of the needed columns, which have labels for the error, or has two of one name."""
     names = set(table.schema.names)
     names |= {"x"} if "lon" in names else set()
     names |= {"y"} if "lat" in names else set()
@@ -85,7 +85,7 @@ def id_column(table: pa.Table) -> pa.Array:
 
 
 def float_column(table: pa.Table, *names: str) -> pa.Array:
-    """Return the first of the columns `names` that is there, as float64."""
+    """Return the first of the columns `names` that exists, as float64."""
     name = next(name for name in names if name in table.schema.names)
     column = table[name].combine_chunks()
     is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
@@ -120,9 +120,9 @@ def time_column(table: pa.Table, name: str) -> tuple[Int64Array, BoolArray]:
 
 
 def one_column(table: pa.Table, name: str) -> pa.Array:
-    """Return a column in one piece, None if it is not there.
+    """Return a column as one array, None if it does not exist.
 
-    Views of strings become strings, for Arrow cannot take rows of views.
+    String views become strings, since Arrow cannot select rows of string views.
     """
     if name not in table.schema.names:
         return None
@@ -141,5 +141,5 @@ def nulls(column: pa.Array) -> BoolArray:
 
 def floats(column: pa.Array) -> Float64Array:
     """Return a column of numbers as float64, NaN for null."""
-    # A copy, for arrays of Arrow are read-only, and kernels would be compiled for both kinds.
+    # A copy, since Arrow's arrays are read-only and kernels would be compiled for both kinds.
     return pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False).copy()

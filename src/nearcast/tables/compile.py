@@ -1,4 +1,4 @@
-"""From what a user wrote to what the kernels read: subscriptions as flat columns.
+"""Compiles subscriptions from dataclasses or tables to the flat columns that kernels read.
 
 Two steps, so that a bad subscription changes nothing: `parsed` checks one against the space and the analyzer;
 `compiled` gives the good ones their token ids and lays them out.
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import shapely
 
 from nearcast.arrays import Float64Array, Int8Array, Int64Array, ragged
 from nearcast.columns import SubscriptionColumns
@@ -47,13 +48,13 @@ class Parsed(NamedTuple):
     clauses: Sequence[Clause] = ()
     numbers: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     shape: int = 0
-    polygon: Any = None
+    polygon: shapely.Geometry | None = None
     similarity: int = 0
     k: int = 0
 
 
 def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space, *, has_window: bool = True) -> Parsed:
-    """Check a subscription against the space and find its words; the vocabulary stays as it is."""
+    """Return a subscription checked against the space, with its words; the vocabulary is not changed."""
     if isinstance(subscription, TopK) and not has_window:
         raise NearcastError("kind is topk, which needs a window; give window=CountWindow(...) or TimeWindow(...)")
     kind = KINDS.index(subscription.kind)
@@ -126,7 +127,7 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
 def compiled_rows(
     plain: PlainRows, vocabulary: Vocabulary, space: Space, first_order: int
 ) -> SubscriptionColumns | None:
-    """Return plain rows as columns, all at once; None if a row needs a closer look."""
+    """Return plain rows as columns, all at once; None if a row must be checked by itself."""
     n = len(plain.ids)
     kind = KINDS.index(plain.kind)
     if not _is_in_place(plain, space):
@@ -134,7 +135,7 @@ def compiled_rows(
     words = vocabulary.of_keywords(plain.keywords)
     sizes = np.diff(words.token_offsets)
     if sizes.min(initial=1) < 1 or (kind == BOOLEAN and sizes.max(initial=0) > MAX_LITERALS):
-        # The words stay admitted, in the order in which the closer look will meet them.
+        # The words stay in the vocabulary, in the order in which the check row by row adds them.
         return None
     kinds = np.full(n, kind, np.int8)
     columns = compiled([], vocabulary, 0)._replace(
@@ -211,12 +212,12 @@ def checked_rows(
 
 
 def last_of_each(ids: Sequence[Id]) -> Int64Array:
-    """Return the place of the last of all equal ids, for each; in order."""
+    """Return the row of the last occurrence of each id, in order."""
     return np.sort(np.fromiter({key: place for place, key in enumerate(ids)}.values(), np.int64))
 
 
 def _is_in_place(plain: PlainRows, space: Space) -> bool:
-    """Whether all points lie in the space, and boxes are as they should be."""
+    """Whether all points lie in the space, and all boxes are valid."""
     low, high = plain.numbers[:, :2].T, plain.numbers[:, 2:].T
     if plain.kind != "boolean":
         return bool(is_in_space(space, low[0], low[1]).all())

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from nearcast.arrays import Float64Array, Int8Array, Int32Array
 from nearcast.errors import Rejection
 
 
 def deliveries_table(
-    subscriptions: Any, messages: Any, changes: Any, scores: Any, distances: Any, ranks: Any
+    subscriptions: pa.Array,
+    messages: pa.Array,
+    changes: Int8Array,
+    scores: Float64Array | None,
+    distances: Float64Array | None,
+    ranks: Int32Array | None,
 ) -> pa.Table:
-    """Return deliveries as an Arrow table; NaN, 0 for ranks, or None for all, stand for null."""
+    """Return deliveries as an Arrow table; NaN, rank 0, or None in place of an array, become null."""
     return pa.table(
         {
             "subscription": subscriptions,
@@ -34,7 +39,7 @@ def deliveries_table(
 
 
 def rejections_table(rejections: Sequence[Rejection]) -> pa.Table:
-    """Return rejected rows as an Arrow table: row, id, reason; ids of both kinds are shown as strings."""
+    """Return rejected rows as an Arrow table: row, id, reason; ids of mixed kinds become strings."""
     ids = [rejection.id for rejection in rejections]
     is_text = not all(isinstance(value, int) for value in ids if value is not None)
     return pa.table(

@@ -1,16 +1,15 @@
-"""Messages on their way in: checked once, at the edge, and turned into columns."""
+"""Checks messages once, at the public edge, and converts them to columns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from nearcast.arrays import Int64Array
+from nearcast.arrays import Float64Array, Int64Array
 from nearcast.columns import NO_TIME, MessageColumns
 from nearcast.errors import NearcastError, RejectedRowsError, Rejection
 from nearcast.model import MICROSECONDS, Id, Message, Space, TimeWindow, Window, checked_time, shortened
@@ -22,9 +21,9 @@ from nearcast.tables.message_tables import (
     TIME_IS_MISSING,
     RawMessages,
     analyzed_table,
-    kept_messages,
     messages_to_table,
     raw_messages,
+    selected_messages,
 )
 from nearcast.text.vocabulary import TokenRows, Vocabulary, stacked_rows, token_rows_of_arrow
 
@@ -38,7 +37,7 @@ def id_type(value: Id) -> pa.DataType:
 
 
 def checked_id_type(what: str, value: Id, known: pa.DataType | None) -> pa.DataType:
-    """Return the Arrow type of an id; it must be the one that is known already, if any is."""
+    """Return the Arrow type of an id; raise if it differs from the known one."""
     kind = id_type(value)
     if known is not None and kind != known:
         raise NearcastError(f"id is {value!r}; the {what} ids of this broker are of type {known}, all must be")
@@ -52,7 +51,7 @@ def moment(name: str, value: datetime | float | None) -> int:
 
 
 class Intake:
-    """Reads messages for a space, a vocabulary, a window and a lifetime; `id_type` is that of the messages so far."""
+    """Reads messages for a space, a vocabulary, a window and a lifetime; `id_type` is that of earlier messages."""
 
     def __init__(self, space: Space, vocabulary: Vocabulary, window: Window | None, lifetime: float | None = None):
         self.space = space
@@ -94,7 +93,7 @@ class Intake:
             reason = outside_reason(self.space, float(raw.x[bad]), float(raw.y[bad]))
             rejections.append(Rejection(int(raw.rows[bad]), raw.ids[bad].as_py(), reason))
         if not is_good.all():
-            raw = kept_messages(raw, np.flatnonzero(is_good))
+            raw = selected_messages(raw, np.flatnonzero(is_good))
         return raw, sorted(rejections, key=lambda rejection: rejection.row)
 
     def all_good(self, messages: pa.Table | Sequence[Message]) -> RawMessages:
@@ -120,7 +119,7 @@ class Intake:
         return stacked_rows(rows_of_words) if rows_of_words else self.vocabulary.of_texts(raw.texts)
 
     def ends(self, times: Int64Array, expires: Int64Array | int) -> Int64Array:
-        """Return the moments at which messages expire: what they say themselves, else by the lifetime."""
+        """Return the moments at which messages expire: their own, else by the lifetime."""
         lifetime = 0.0 if self._lifetime is None else self._lifetime
         if lifetime == math.inf:
             ends = np.full(len(times), FOREVER)
@@ -137,7 +136,8 @@ class Intake:
     def column_of(self, message: Message, first_arrival: int, *, is_admitted: bool = True) -> MessageColumns:
         """Return a single message as columns of one row; its new words are admitted or not."""
         tokens = self.vocabulary.of_words(message.text, is_admitted=is_admitted)
-        return self._columns([message.x], [message.y], [moment("ts", message.ts)], tokens, first_arrival)
+        x, y, times = np.array([message.x]), np.array([message.y]), np.array([moment("ts", message.ts)])
+        return self._columns(x, y, times, tokens, first_arrival)
 
     def analyzed(self, messages: pa.Table | Sequence[Message]) -> pa.Table:
         """Return messages with token ids in place of their words; raise if one is bad."""
@@ -145,13 +145,13 @@ class Intake:
         return analyzed_table(raw, self.token_rows(raw)).replace_schema_metadata(self._stamp())
 
     def _stamp(self) -> Mapping[bytes, bytes]:
-        """Return the metadata of a table of token ids: what they mean."""
+        """Return the metadata of a table of token ids: the version of the vocabulary."""
         n_tokens = len(self.vocabulary)
         stamp = f"{self.vocabulary.version} {n_tokens} {self.vocabulary.fingerprint(n_tokens)}"
         return {VOCABULARY_KEY: stamp.encode()}
 
     def _check_vocabulary(self, metadata: Mapping[bytes, bytes]) -> None:
-        """Raise unless token ids mean here what they meant where the messages were analysed."""
+        """Raise unless the messages were analysed with the same token ids."""
         version, n_tokens, fingerprint = (*metadata.get(VOCABULARY_KEY, b"").decode().split(), "", "0", "")[:3]
         if version != self.vocabulary.version:
             raise NearcastError(
@@ -163,15 +163,17 @@ class Intake:
                 "these messages were analysed by a broker that met other new words; analyse them with this one"
             )
 
-    def _columns(self, x: Any, y: Any, times: Any, tokens: TokenRows, first_arrival: int) -> MessageColumns:
+    def _columns(
+        self, x: Float64Array, y: Float64Array, times: Int64Array, tokens: TokenRows, first_arrival: int
+    ) -> MessageColumns:
         weights, units = weights_and_units(*tokens, *self.vocabulary.idf)
         return MessageColumns(
-            x=np.asarray(x),
-            y=np.asarray(y),
+            x=x,
+            y=y,
             token_offsets=tokens.token_offsets,
             token_ids=tokens.token_ids,
             token_weights=weights,
             token_units=units,
-            times=np.asarray(times),
+            times=times,
             arrivals=np.arange(first_arrival, first_arrival + len(x)),
         )

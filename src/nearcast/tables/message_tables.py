@@ -1,12 +1,12 @@
-"""Messages as rows of Arrow tables: out of Python objects, and in, checked all at once.
+"""Messages as rows of Arrow tables: written from Python objects, and read with all checks at once.
 
-Columns: id, x and y (or lon and lat), text or keywords, ts, expires; other columns are passed over.
+Columns: id, x and y (or lon and lat), text or keywords, ts, expires; other columns are ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,15 +38,15 @@ END_IS_MISSING = "ts and expires are missing; a lifetime needs the time of every
 class RawMessages(NamedTuple):
     """The rows of a table of messages that passed the checks, not yet analysed."""
 
-    rows: Int64Array  # int64, their row numbers in the table
-    ids: pa.Array  # Arrow string or int64
+    rows: Int64Array  # their row numbers in the table
+    ids: pa.Array  # string or int64
     x: Float64Array
     y: Float64Array
-    times: Int64Array
-    expires: Int64Array  # int64, as times
-    texts: pa.Array | None  # Arrow string, or None
-    keywords: pa.Array | None  # Arrow list<string>, or None
-    tokens: tuple[pa.Array, pa.Array] | None  # Arrow list<int32> of ids and of counts, if already analysed
+    times: Int64Array  # NO_TIME for null
+    expires: Int64Array  # NO_TIME for null
+    texts: pa.Array | None  # string
+    keywords: pa.Array | None  # list<string>
+    tokens: tuple[pa.Array, pa.Array] | None  # list<int32> of ids and of counts, if already analysed
 
 
 def messages_to_table(messages: Sequence[Message]) -> pa.Table:
@@ -56,7 +56,7 @@ def messages_to_table(messages: Sequence[Message]) -> pa.Table:
             raise NearcastError(f"messages holds {message!r}; every one must be a Message, or give an Arrow table")
     texts = [m.text if isinstance(m.text, str) else None for m in messages]
     keywords = [None if isinstance(m.text, str) else m.text for m in messages]
-    columns: dict[str, Any] = {
+    columns: dict[str, pa.Array] = {
         "id": id_array([m.id for m in messages]),
         "x": pa.array([m.x for m in messages], pa.float64()),
         "y": pa.array([m.y for m in messages], pa.float64()),
@@ -69,7 +69,7 @@ def messages_to_table(messages: Sequence[Message]) -> pa.Table:
 
 
 def raw_messages(table: pa.Table, *, needs_time: bool, needs_end: bool = False) -> tuple[RawMessages, list[Rejection]]:
-    """Check a table of messages; whether a point lies in the space is left to the caller."""
+    """Return the good rows of a table, and the bad ones; the caller checks that points lie in the space."""
     check_columns("messages", table, {"id": "id", "x": "x (or lon)", "y": "y (or lat)"})
     ids = id_column(table)
     x, y = (float_column(table, *names) for names in (("x", "lon"), ("y", "lat")))
@@ -98,7 +98,7 @@ def raw_messages(table: pa.Table, *, needs_time: bool, needs_end: bool = False) 
         problems.add((times == NO_TIME) & (expires == NO_TIME), END_IS_MISSING)
     raw = RawMessages(np.arange(table.num_rows), ids, floats(x), floats(y), times, expires, texts, keywords, tokens)
     if not problems.is_good.all():
-        raw = kept_messages(raw, np.flatnonzero(problems.is_good))
+        raw = selected_messages(raw, np.flatnonzero(problems.is_good))
     return raw, problems.rejections(ids)
 
 
@@ -123,12 +123,12 @@ def _checked_tokens(table: pa.Table) -> tuple[pa.Array, pa.Array]:
     return ids, counts
 
 
-def kept_messages(raw: RawMessages, rows: Int64Array) -> RawMessages:
+def selected_messages(raw: RawMessages, rows: Int64Array) -> RawMessages:
     """Return some rows of checked messages."""
-    kept = pa.array(rows)
+    numbers = pa.array(rows)
 
-    def some(column: Any) -> Any:
-        return None if column is None else column.take(kept)
+    def some(column: pa.Array | None) -> pa.Array | None:
+        return None if column is None else column.take(numbers)
 
     tokens = None if raw.tokens is None else (some(raw.tokens[0]), some(raw.tokens[1]))
     return RawMessages(
@@ -144,7 +144,10 @@ def kept_messages(raw: RawMessages, rows: Int64Array) -> RawMessages:
     )
 
 
-def _checked_texts(texts: Any, keywords: Any, problems: Problems) -> tuple[Any, Any]:
+def _checked_texts(
+    texts: pa.Array | None, keywords: pa.Array | None, problems: Problems
+) -> tuple[pa.Array | None, pa.Array | None]:
+    """Return the columns of words; None for one without values."""
     if texts is not None and pa.types.is_null(texts.type):
         texts = texts.cast(pa.string())
     if texts is not None and not is_string(texts.type):
@@ -160,7 +163,7 @@ def _checked_texts(texts: Any, keywords: Any, problems: Problems) -> tuple[Any, 
     else:
         problems.add(nulls(texts) & nulls(keywords), "text and keywords are both missing")
         problems.add(~nulls(texts) & ~nulls(keywords), "text and keywords are both given; one of them must be null")
-        # One kind of words in the whole batch is the common case, and the fast one.
+        # Either texts or keywords in the whole batch is the common case, and faster.
         if keywords.null_count == len(keywords):
             keywords = None
         elif texts.null_count == len(texts):

@@ -1,18 +1,20 @@
-"""Where do subscriptions go? One place, or a table of positions, checked against what is registered.
+"""New places of subscriptions: a single one, or a table of positions, checked against the registered subscriptions.
 
-A subscription that is not boolean has a point. A boolean one takes a region in place of its own, or a point: the new
-centre of its circle or box.
+A subscription that is not boolean has a point. A boolean one gets a new region, or a point: the new centre of its
+circle or box.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+import shapely
 
-from nearcast.arrays import Float64Array, Int8Array, Int64Array
+from nearcast.arrays import BoolArray, Float64Array, Int8Array, Int64Array
 from nearcast.columns import NO_TIME, SubscriptionColumns
 from nearcast.errors import NearcastError, Rejection
 from nearcast.kernels.verify import BOOLEAN, NEAREST
@@ -44,7 +46,7 @@ BAD_TIME = "ts is out of range; it must be a moment between the years -283000 an
 
 
 class Registered(Protocol):
-    """What must be known of subscriptions to say where they go."""
+    """What positions are checked against."""
 
     @property
     def space(self) -> Space:
@@ -59,16 +61,16 @@ class Registered(Protocol):
 
 
 class Positions(NamedTuple):
-    """The new places of subscriptions, one row each; a slot may occur several times, the last one counts."""
+    """The new places of subscriptions, one row each; of several rows for one slot the last counts."""
 
-    slots: Int64Array  # int64
-    shapes: Int8Array  # int8
-    numbers: Float64Array  # float64 (n, 4), as in SubscriptionColumns
-    polygons: dict[int, Any]  # by row
-    times: Int64Array  # int64, NO_TIME where unknown
-    accuracies: Float64Array  # float64: metres, NaN where unknown
+    slots: Int64Array
+    shapes: Int8Array
+    numbers: Float64Array  # (n, 4), as in SubscriptionColumns
+    polygons: dict[int, shapely.Geometry]  # by row
+    times: Int64Array  # NO_TIME where unknown
+    accuracies: Float64Array  # metres, NaN where unknown
 
-    def chosen(self, rows: Any) -> Positions:
+    def chosen(self, rows: Int64Array) -> Positions:
         """Return some of the rows."""
         polygons = {new: self.polygons[old] for new, old in enumerate(rows.tolist()) if old in self.polygons}
         return Positions(
@@ -81,7 +83,7 @@ class Positions(NamedTuple):
         )
 
 
-NOWHERE = Positions(
+NO_POSITIONS = Positions(
     np.zeros(0, np.int64), np.zeros(0, np.int8), np.zeros((0, 4)), {}, np.zeros(0, np.int64), np.zeros(0)
 )
 
@@ -97,7 +99,7 @@ def position(
     has_window: bool,
     needs_time: bool,
 ) -> Positions:
-    """Return where a single subscription goes; raise if it cannot."""
+    """Return the new place of a single subscription; raise if it is invalid."""
     if needs_time and time is None:
         raise NearcastError(NO_MOMENT)
     columns, space = store.columns, store.space
@@ -141,7 +143,7 @@ def positions(
 
 
 class _Reader:
-    """A table on its way to positions: all rows at once, but for polygons."""
+    """Reads a table of positions: all rows at once, except polygons."""
 
     def __init__(self, store: Registered, table: pa.Table, has_window: bool, needs_time: bool):
         self._store, self._table, self._has_window, self._needs_time = store, table, has_window, needs_time
@@ -155,14 +157,14 @@ class _Reader:
         slots = self._store.slots_of(ids)
         self._reject(slots < 0, lambda row: f"no subscription has the id {ids[row]!r}")
         if not self._is_good.any():
-            return NOWHERE, self._rejections(ids)
+            return NO_POSITIONS, self._rejections(ids)
         x, y = self._numbers("x", "lon"), self._numbers("y", "lat")
         radius, accuracies = self._numbers("radius"), self._numbers("accuracy")
         corners = np.stack([self._numbers(name) for name in CORNERS], axis=1)
         wkb = one_column(self._table, "region")
         has_region = np.zeros(n, bool) if wkb is None else np.array([value.is_valid for value in wkb], bool)
         has_point, has_radius = ~np.isnan(x) | ~np.isnan(y), ~np.isnan(radius)
-        has_corners = ~np.isnan(corners).all(axis=1)
+        has_corners = np.any(~np.isnan(corners), axis=1)
         times, is_bad_time = time_column(self._table, "ts")
         self._reject(is_bad_time, BAD_TIME)
         if self._needs_time:
@@ -189,68 +191,90 @@ class _Reader:
         rejections = self._rejections(ids)
         return (result.chosen(np.flatnonzero(self._is_good)) if rejections else result), rejections
 
-    def _place_points(self, is_boolean: Any, wanted: Any, shapes: Any, numbers: Any, x: Any, y: Any) -> None:
+    def _place_points(
+        self,
+        is_boolean: BoolArray,
+        is_point: BoolArray,
+        shapes: Int8Array,
+        numbers: Float64Array,
+        x: Float64Array,
+        y: Float64Array,
+    ) -> None:
         space = self._store.space
-        is_outside = wanted & ~is_in_space(space, x, y)
-        self._reject(is_outside, lambda row: outside_reason(space, float(x[row]), float(y[row])))
-        self._reject(wanted & is_boolean & (shapes != BOX) & (shapes != CIRCLE), NO_CENTRE)
-        rows = np.flatnonzero(wanted & self._is_good & is_boolean)
+        is_outside = is_point & ~is_in_space(space, x, y)
+        self._reject(is_outside, partial(_reason_at, space, x, y))
+        self._reject(is_point & is_boolean & (shapes != BOX) & (shapes != CIRCLE), NO_CENTRE)
+        rows = np.flatnonzero(is_point & self._is_good & is_boolean)
         is_geographic = isinstance(space, Geographic)
         numbers[rows] = recentred(is_geographic, shapes[rows], numbers[rows], x[rows], y[rows])
-        rows = np.flatnonzero(wanted & self._is_good & ~is_boolean)
+        rows = np.flatnonzero(is_point & self._is_good & ~is_boolean)
         numbers[rows, 0], numbers[rows, 1] = x[rows], y[rows]
 
-    def _place_circles(self, wanted: Any, shapes: Any, numbers: Any, x: Any, y: Any, radius: Any) -> None:
+    def _place_circles(
+        self,
+        is_circle: BoolArray,
+        shapes: Int8Array,
+        numbers: Float64Array,
+        x: Float64Array,
+        y: Float64Array,
+        radius: Float64Array,
+    ) -> None:
         space = self._store.space
         if isinstance(space, Geographic):
-            is_outside = wanted & ~is_in_space(space, x, y)
-            self._reject(is_outside, lambda row: outside_reason(space, float(x[row]), float(y[row])))
+            is_outside = is_circle & ~is_in_space(space, x, y)
+            self._reject(is_outside, partial(_reason_at, space, x, y))
         is_bad = ~(np.isfinite(x) & np.isfinite(y) & np.isfinite(radius))
-        self._reject(wanted & is_bad, "a circle is not finite; x, y and radius must be finite numbers")
-        self._reject(wanted & (radius < 0), lambda row: f"radius is {radius[row]!r}; it must not be negative")
-        rows = np.flatnonzero(wanted & self._is_good)
+        self._reject(is_circle & is_bad, "a circle is not finite; x, y and radius must be finite numbers")
+        self._reject(is_circle & (radius < 0), lambda row: f"radius is {radius[row]!r}; it must not be negative")
+        rows = np.flatnonzero(is_circle & self._is_good)
         shapes[rows] = CIRCLE
         numbers[rows] = np.stack([x[rows], y[rows], radius[rows], np.zeros(rows.size)], axis=1)
 
-    def _place_boxes(self, wanted: Any, shapes: Any, numbers: Any, corners: Any) -> None:
+    def _place_boxes(self, is_box: BoolArray, shapes: Int8Array, numbers: Float64Array, corners: Float64Array) -> None:
         space = self._store.space
         for place, name in enumerate(CORNERS):
-            self._reject(wanted & ~np.isfinite(corners[:, place]), f"{name} is missing or not finite")
+            self._reject(is_box & ~np.isfinite(corners[:, place]), f"{name} is missing or not finite")
         if isinstance(space, Geographic):
             for side in (0, 2):
                 x, y = corners[:, side], corners[:, side + 1]
-                self._reject(
-                    wanted & ~is_in_space(space, x, y),
-                    lambda row, x=x, y=y: outside_reason(space, float(x[row]), float(y[row])),
-                )
+                self._reject(is_box & ~is_in_space(space, x, y), partial(_reason_at, space, x, y))
         else:
-            self._reject(wanted & (corners[:, 0] > corners[:, 2]), "min_x exceeds max_x")
-        self._reject(wanted & (corners[:, 1] > corners[:, 3]), "min_y exceeds max_y")
-        rows = np.flatnonzero(wanted & self._is_good)
+            self._reject(is_box & (corners[:, 0] > corners[:, 2]), "min_x exceeds max_x")
+        self._reject(is_box & (corners[:, 1] > corners[:, 3]), "min_y exceeds max_y")
+        rows = np.flatnonzero(is_box & self._is_good)
         shapes[rows] = BOX
         numbers[rows] = corners[rows]
 
-    def _place_polygons(self, wanted: Any, shapes: Any, numbers: Any, wkb: Any) -> dict[int, Any]:
+    def _place_polygons(
+        self, is_polygon: BoolArray, shapes: Int8Array, numbers: Float64Array, wkb: pa.Array
+    ) -> dict[int, shapely.Geometry]:
         polygons = {}
-        for row in np.flatnonzero(wanted & self._is_good).tolist():
+        for row in np.flatnonzero(is_polygon & self._is_good).tolist():
             try:
                 region = Polygon(wkb[row].as_py())
                 shapes[row], numbers[row] = shape_and_numbers(self._store.space, region)
                 polygons[row] = region.geometry
             except NearcastError as error:
-                self._reject(np.arange(wanted.size) == row, str(error))
+                self._reject(np.arange(is_polygon.size) == row, str(error))
         return polygons
 
     def _rejections(self, ids: list[Id]) -> list[Rejection]:
         return [Rejection(row, ids[row], reason) for row, reason in sorted(self._reasons.items())]
 
-    def _numbers(self, *names: str) -> Any:
+    def _numbers(self, *names: str) -> Float64Array:
+        """Return the first of these columns that exists, NaN if there is none."""
         present = [name for name in names if name in self._table.schema.names]
         if not present:
             return np.full(self._table.num_rows, np.nan)
         return floats(float_column(self._table, *present))
 
-    def _reject(self, is_bad: Any, reason: Any) -> None:
+    def _reject(self, is_bad: BoolArray, reason: str | Callable[[int], str]) -> None:
+        """Reject the bad rows among those that are still good."""
         for row in np.flatnonzero(is_bad & self._is_good).tolist():
             self._reasons[row] = reason(row) if callable(reason) else reason
         self._is_good &= ~is_bad
+
+
+def _reason_at(space: Space, x: Float64Array, y: Float64Array, row: int) -> str:
+    """Return why the point of a row does not lie in the space."""
+    return outside_reason(space, float(x[row]), float(y[row]))

@@ -1,15 +1,15 @@
-"""Subscriptions as rows of Arrow tables: one way out, and two ways in, row by row or all at once.
+"""Reads subscriptions from the rows of Arrow tables, row by row or all at once.
 
 Columns: id, kind, expression (or text) or keywords, x and y (or lon and lat), region (WKB) or min_x, min_y, max_x,
-max_y or radius, text_weight, threshold, similarity, k, spatial_weight; null where a kind has no use for a column. Other
-columns are passed over.
+max_y or radius, text_weight, threshold, similarity, k, spatial_weight; null where a kind does not use a column. Other
+columns are ignored.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,9 @@ from nearcast.model import (
 from nearcast.tables.arrow_columns import check_columns, id_column, one_column
 from nearcast.text.arrow_types import is_list_of_strings
 
+# Any: values as a user wrote them, which the dataclasses check.
+Row: TypeAlias = Mapping[str, Any]
+
 SUBSCRIPTION_COLUMNS = {
     *(
         "id",
@@ -59,7 +62,7 @@ SUBSCRIPTION_COLUMNS = {
 
 
 def subscriptions_of_table(table: pa.Table) -> Iterator[Subscription | Rejection]:
-    """Yield each row of a table as a subscription, or as the reason why it is none."""
+    """Yield each row of a table as a subscription, or the reason why it is rejected."""
     check_columns("subscriptions", table, {"id": "id", "kind": "kind"})
     if not {"expression", "text", "keywords"} & set(table.schema.names):
         raise NearcastError(
@@ -74,11 +77,11 @@ def subscriptions_of_table(table: pa.Table) -> Iterator[Subscription | Rejection
                 raise row
             yield subscription_of_row({name: value for name, value in row.items() if value is not None})
         except NearcastError as error:
-            yield Rejection(number, row["id"] if isinstance(row, dict) else None, str(error))
+            yield Rejection(number, row["id"] if isinstance(row, Mapping) else None, str(error))
 
 
-def _rows(table: pa.Table) -> Iterator[dict[str, Any] | NearcastError]:
-    """Yield each row as a mapping; one that holds bytes that are not UTF-8 as an error."""
+def _rows(table: pa.Table) -> Iterator[Row | NearcastError]:
+    """Yield each row as a mapping, or an error if it has bytes that are not UTF-8."""
     for batch in table.to_batches(max_chunksize=10_000):
         try:
             yield from batch.to_pylist()
@@ -91,16 +94,14 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any] | NearcastError]:
 
 
 class PlainRows(NamedTuple):
-    """A table of subscriptions of one kind with lists of keywords and numbers, the way to bring in millions."""
+    """A table of subscriptions of one kind with only keywords and numbers: the fast path for millions of rows."""
 
     kind: Kind
-    ids: pa.Array  # Arrow string or int64
-    keywords: pa.Array  # Arrow list<string>
-    numbers: (
-        Float64Array  # float64 (n, 4): the box of boolean ones, else the point and two more, as in SubscriptionColumns
-    )
-    ks: Int64Array  # int64
-    similarities: Int8Array  # int8, place in model.SIMILARITIES
+    ids: pa.Array  # string or int64
+    keywords: pa.Array  # list<string>
+    numbers: Float64Array  # (n, 4): the box of boolean ones, else as in SubscriptionColumns
+    ks: Int64Array
+    similarities: Int8Array  # place in model.SIMILARITIES
 
     def between(self, start: int, stop: int) -> PlainRows:
         """Return some of the rows."""
@@ -111,7 +112,9 @@ class PlainRows(NamedTuple):
 
 
 CORNERS = ("min_x", "min_y", "max_x", "max_y")
-# What a kind has beside its point: each between 0 and 1.
+# The kinds that have a point.
+POINT_KINDS: dict[str, type[Similar | TopK | Nearest]] = {"similar": Similar, "topk": TopK, "nearest": Nearest}
+# The numbers of a kind beside its point, each between 0 and 1.
 SHARES: dict[Kind, tuple[str, ...]] = {
     "boolean": (),
     "similar": ("text_weight", "threshold"),
@@ -121,7 +124,7 @@ SHARES: dict[Kind, tuple[str, ...]] = {
 
 
 def plain_rows(table: pa.Table) -> PlainRows | None:
-    """Return a table as plain rows, None if it is anything else or if a row is not plainly good."""
+    """Return a table as plain rows; None if it has other columns or if a row may be bad."""
     names = set(table.schema.names) & SUBSCRIPTION_COLUMNS
     used = {name for name in names if table[name].null_count < table.num_rows}
     if not used >= {"id", "kind", "keywords"} or used & {"expression", "text", "region", "radius"}:
@@ -151,8 +154,8 @@ def plain_rows(table: pa.Table) -> PlainRows | None:
     return PlainRows(kind, ids, keywords, numbers, ks, similarities)
 
 
-def _plain_numbers(table: pa.Table, name: str) -> Any | None:
-    """Return a column of finite numbers, None if it is anything else."""
+def _plain_numbers(table: pa.Table, name: str) -> Float64Array | None:
+    """Return a column of finite numbers; None if a value is not one."""
     column = one_column(table, name)
     if column.null_count or not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         return None
@@ -160,8 +163,8 @@ def _plain_numbers(table: pa.Table, name: str) -> Any | None:
     return values if np.isfinite(values).all() else None
 
 
-def _plain_shares(table: pa.Table, kind: Kind, name: str) -> Any | None:
-    """Return a column of numbers between 0 and 1, the default if it is not there, None if it is anything else."""
+def _plain_shares(table: pa.Table, kind: Kind, name: str) -> Float64Array | None:
+    """Return a column of numbers between 0 and 1, of defaults if it is missing; None if a value is not in range."""
     if name not in table.schema.names or table[name].null_count == table.num_rows:
         return np.full(table.num_rows, _default(kind, name))
     values = _plain_numbers(table, name)
@@ -170,7 +173,8 @@ def _plain_shares(table: pa.Table, kind: Kind, name: str) -> Any | None:
     return values
 
 
-def _plain_ks(table: pa.Table, kind: Kind) -> Any | None:
+def _plain_ks(table: pa.Table, kind: Kind) -> Int64Array | None:
+    """Return k of each row, 0 for a kind without results; None if a value is not in range."""
     if kind not in ("topk", "nearest"):
         return np.zeros(table.num_rows, np.int64)
     if "k" not in table.schema.names or table["k"].null_count == table.num_rows:
@@ -182,7 +186,8 @@ def _plain_ks(table: pa.Table, kind: Kind) -> Any | None:
     return values if (values >= 1).all() and (values <= MAX_COUNT).all() else None
 
 
-def _plain_similarities(table: pa.Table, kind: Kind) -> Any | None:
+def _plain_similarities(table: pa.Table, kind: Kind) -> Int8Array | None:
+    """Return the code of the similarity of each row; None if a name is unknown."""
     if kind != "similar":
         return np.zeros(table.num_rows, np.int8)
     if "similarity" not in table.schema.names or table["similarity"].null_count == table.num_rows:
@@ -195,22 +200,21 @@ def _plain_similarities(table: pa.Table, kind: Kind) -> Any | None:
 
 
 def _default(kind: Kind, name: str) -> Any:
-    """Return what a subscription has where nothing is said."""
-    classes: dict[str, Any] = {"similar": Similar, "topk": TopK, "nearest": Nearest}
-    return next(field.default for field in dataclasses.fields(classes[kind]) if field.name == name)
+    """Return the default of a field of a subscription; Any, as fields differ in type."""
+    return next(field.default for field in dataclasses.fields(POINT_KINDS[kind]) if field.name == name)
 
 
-def subscription_of_row(row: Mapping[str, Any]) -> Subscription:
+def subscription_of_row(row: Row) -> Subscription:
     """Return the subscription that a row describes; a missing value is absent from the mapping."""
     kind = checked_choice("kind", _needed(row, "kind"), KINDS)
     subscription_id = checked_id(_needed(row, "id"))
-    given = [name for name in ("expression", "text", "keywords") if name in row]
-    if not given:
+    present = [name for name in ("expression", "text", "keywords") if name in row]
+    if not present:
         raise NearcastError("expression is missing; it must be words, or keywords must be given")
-    if len(given) > 1:
-        raise NearcastError(f"{given[0]} and {given[1]} are both given; one of them must be null")
-    words = row[given[0]]
-    if given[0] == "keywords":
+    if len(present) > 1:
+        raise NearcastError(f"{present[0]} and {present[1]} are both given; one of them must be null")
+    words = row[present[0]]
+    if present[0] == "keywords":
         words = [word for word in words if word is not None]
     if kind == "boolean":
         return Boolean(subscription_id, words, within=_region_of_row(row))
@@ -223,28 +227,27 @@ def subscription_of_row(row: Mapping[str, Any]) -> Subscription:
     values = {name: row[name] for name in names if name in row}
     if isinstance(values.get("k"), float) and values["k"].is_integer():
         values["k"] = int(values["k"])
-    kinds: dict[str, Any] = {"similar": Similar, "topk": TopK, "nearest": Nearest}
-    return cast(Subscription, kinds[kind](subscription_id, words, at=at, **values))
+    return POINT_KINDS[kind](subscription_id, words, at=at, **values)
 
 
-def _region_of_row(row: Mapping[str, Any]) -> Region:
-    corners = ("min_x", "min_y", "max_x", "max_y")
-    given = [name for name in ("region", "radius") if name in row]
-    given += [name for name in corners if name in row][:1]
-    if len(given) > 1:
-        raise NearcastError(f"{' and '.join(given)} are both given; a region is one of WKB, box or radius")
+def _region_of_row(row: Row) -> Region:
+    present = [name for name in ("region", "radius") if name in row]
+    present += [name for name in CORNERS if name in row][:1]
+    if len(present) > 1:
+        raise NearcastError(f"{' and '.join(present)} are both given; a region is one of WKB, box or radius")
     if "region" in row:
         return Polygon(row["region"])
     if "radius" in row:
         return Circle(_needed(row, "x", "lon"), _needed(row, "y", "lat"), row["radius"])
-    if any(name in row for name in corners):
-        return Box(*(_needed(row, name) for name in corners))
+    if any(name in row for name in CORNERS):
+        return Box(*(_needed(row, name) for name in CORNERS))
     if any(name in row for name in ("x", "lon", "y", "lat")):
         raise NearcastError("radius is missing; a boolean subscription with a point needs the radius of its circle")
     return Anywhere()
 
 
-def _needed(row: Mapping[str, Any], *names: str) -> Any:
+def _needed(row: Row, *names: str) -> Any:
+    """Return the first of these values that is present; raise if there is none."""
     for name in names:
         if name in row:
             return row[name]

@@ -1,1 +1,1 @@
-"""What are its words? Analyzer, vocabulary, boolean expressions."""
+"""From text to tokens: analyzer, vocabulary, boolean expressions."""

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, cast
+from typing import Literal, Protocol, cast
 
 import Stemmer
 
@@ -87,7 +87,7 @@ class Analyzer:
 
     def tokens(self, text: str) -> list[str]:
         """Return the tokens of one text, in order, repeats included."""
-        return self._kept(self._words(text))
+        return self._stemmed(self._words(text))
 
     def tokens_of_chunks(self, chunks: list[bytes]) -> list[list[str]]:
         """Return the tokens of chunks of UTF-8 text from `text/scan.py`; ASCII chunks are single words."""
@@ -109,9 +109,10 @@ class Analyzer:
         text = self.normalised(text)
         return text.split() if self.split == "whitespace" else _words(text)
 
-    def _kept(self, words: list[str]) -> list[str]:
-        kept = [word for word in words if word not in self._stop_words]
-        return list(_stemmer(self.stem).stemWords(kept)) if self.stem else kept
+    def _stemmed(self, words: list[str]) -> list[str]:
+        """Return words without stop words, stemmed if the analyzer does so."""
+        tokens = [word for word in words if word not in self._stop_words]
+        return _stemmer(self.stem).stemWords(tokens) if self.stem else tokens
 
     @property
     def _stop_words(self) -> frozenset[str]:
@@ -145,6 +146,11 @@ def _words(text: str) -> list[str]:
     return words
 
 
+class _Stemmer(Protocol):
+    def stemWords(self, words: list[str]) -> list[str]:  # noqa: N802  # PyStemmer's name
+        """Return the stems of words."""
+
+
 @functools.cache
-def _stemmer(language: str) -> Any:
+def _stemmer(language: str) -> _Stemmer:
     return Stemmer.Stemmer(language)

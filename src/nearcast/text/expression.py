@@ -183,20 +183,20 @@ def _is_consistent(a: _Clause, b: _Clause) -> bool:
 
 def _absorbed(clauses: list[_Clause]) -> list[_Clause]:
     """Return the clauses, in their order, without those that a shorter clause subsumes."""
-    kept: list[tuple[int, _Clause]] = []
+    minimal: list[tuple[int, _Clause]] = []
     for number, clause in sorted(enumerate(clauses), key=lambda item: len(item[1])):
-        if not any(shorter.items() <= clause.items() for _, shorter in kept):
-            kept.append((number, clause))
-    return [clause for _, clause in sorted(kept, key=lambda item: item[0])]
+        if not any(shorter.items() <= clause.items() for _, shorter in minimal):
+            minimal.append((number, clause))
+    return [clause for _, clause in sorted(minimal, key=lambda item: item[0])]
 
 
 def _checked(clauses: list[_Clause], source: str) -> list[Clause]:
     """Return the clauses within the limits, without subsumed ones."""
-    kept = _absorbed(clauses)
-    if len(kept) > MAX_CLAUSES:
+    minimal = _absorbed(clauses)
+    if len(minimal) > MAX_CLAUSES:
         raise _too_many_clauses(source)
     result = []
-    for clause in kept:
+    for clause in minimal:
         if len(clause) > MAX_LITERALS:
             raise NearcastError(
                 f"expression {_shown(source)} has a clause of {len(clause)} words; at most {MAX_LITERALS} can be joined"

@@ -6,16 +6,16 @@ data, offsets   the buffers of an Arrow column of strings; word i is data[offset
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from nearcast.arrays import Int32Array, Int64Array
+from nearcast.arrays import ByteArray, Int32Array, Int64Array
 from nearcast.jit import kernel
-from nearcast.text.scan import ByteArray, hash_bytes, is_same_bytes, rehashed, string_buffers
+from nearcast.text.scan import hash_bytes, is_same_bytes, rehashed, string_buffers
 
-NOTHING, UNKNOWN = -1, -2
+NO_TOKEN, UNKNOWN = -1, -2
 # Largest load factor of the table, which keeps searches short.
 MAX_LOAD = 0.5
 MIN_PLACES = 1024
@@ -54,7 +54,7 @@ class KnownWords:
     def numbers(self, words: pa.LargeStringArray, number_of: Callable[[str], int]) -> Int32Array:
         """Return the number of each word of a column without nulls; `number_of` is called in order on a miss."""
         known = self._known
-        numbers = looked_up(*string_buffers(words), *known)
+        numbers = looked_up(*string_buffers(words), known.data, known.offsets, known.hashes, known.numbers, known.table)
         places = np.flatnonzero(numbers == UNKNOWN)
         if places.size:
             encoded = words.take(pa.array(places)).dictionary_encode()
@@ -81,7 +81,7 @@ def _with_words(known: _Known, data: ByteArray, offsets: Int64Array, numbers: In
 
 
 @kernel
-def hashes_of(data: Any, offsets: Any) -> Any:
+def hashes_of(data: ByteArray, offsets: Int64Array) -> Int64Array:
     """Return the hash of each word."""
     hashes = np.empty(offsets.size - 1, np.int64)
     for i in range(hashes.size):
@@ -91,8 +91,14 @@ def hashes_of(data: Any, offsets: Any) -> Any:
 
 @kernel
 def looked_up(
-    data: Any, offsets: Any, known_data: Any, known_offsets: Any, hashes: Any, known_numbers: Any, table: Any
-) -> Any:
+    data: ByteArray,
+    offsets: Int64Array,
+    known_data: ByteArray,
+    known_offsets: Int64Array,
+    hashes: Int64Array,
+    known_numbers: Int32Array,
+    table: Int32Array,
+) -> Int32Array:
     """Return the number of each word, UNKNOWN for those not in the cache."""
     numbers = np.empty(offsets.size - 1, np.int32)
     for i in range(numbers.size):

@@ -11,16 +11,17 @@ normalisation may join or split characters anywhere in it, but never across whit
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nearcast.arrays import Int64Array
+from nearcast.arrays import AnyArray, ByteArray, Float64Array, Int32Array, Int64Array, IntArray, Scalar
 from nearcast.jit import kernel
 
-ByteArray: TypeAlias = NDArray[np.uint8]
+# chunk_offsets, chunk_numbers, starts and sizes.
+Chunks: TypeAlias = tuple[Int64Array, Int32Array, Int64Array, Int64Array]
 
 SEPARATOR, SPACE, WORD = 0, 1, 2
 NON_ASCII = 128
@@ -48,7 +49,7 @@ def string_buffers(strings: pa.LargeStringArray) -> tuple[ByteArray, Int64Array]
 
 
 @kernel
-def hash_bytes(data: Any, start: int, stop: int) -> Any:
+def hash_bytes(data: ByteArray, start: int, stop: int) -> np.int64:
     """Return the 32-bit FNV-1a hash of a slice, in 64-bit arithmetic that cannot overflow."""
     code = np.int64(FNV_OFFSET)
     for i in range(start, stop):
@@ -57,7 +58,7 @@ def hash_bytes(data: Any, start: int, stop: int) -> Any:
 
 
 @kernel
-def is_same_bytes(data: Any, start: int, other: Any, other_start: int, size: int) -> bool:
+def is_same_bytes(data: ByteArray, start: int, other: ByteArray, other_start: int, size: int) -> bool:
     """Whether two slices of the same size are equal, one of `data` and one of `other`."""
     for i in range(size):
         if data[start + i] != other[other_start + i]:
@@ -66,7 +67,9 @@ def is_same_bytes(data: Any, start: int, other: Any, other_start: int, size: int
 
 
 @kernel
-def next_chunk(data: Any, classes: Any, is_lowered: bool, position: int, ascii_end: int, end: int) -> Any:
+def next_chunk(
+    data: ByteArray, classes: ByteArray, is_lowered: bool, position: int, ascii_end: int, end: int
+) -> tuple[int, int, int]:
     """Return the start and stop of the first chunk from `position` on, and the new `ascii_end`.
 
     There is none if start == stop. Up to `ascii_end` the run of text without white space around `position` is known to
@@ -99,7 +102,7 @@ def next_chunk(data: Any, classes: Any, is_lowered: bool, position: int, ascii_e
 
 
 @kernel
-def scan(data: Any, text_offsets: Any, classes: Any, is_lowered: bool) -> Any:
+def scan(data: ByteArray, text_offsets: Int64Array, classes: ByteArray, is_lowered: bool) -> Chunks:
     """Return the chunks of each text and the distinct chunks of the column; `data` is lowered in place."""
     n_texts = text_offsets.size - 1
     chunk_offsets = np.zeros(n_texts + 1, np.int64)
@@ -143,16 +146,11 @@ def scan(data: Any, text_offsets: Any, classes: Any, is_lowered: bool) -> Any:
             n_chunks += 1
             start, stop, ascii_end = next_chunk(data, classes, is_lowered, stop, ascii_end, end)
         chunk_offsets[text + 1] = n_chunks
-    return (
-        chunk_offsets,
-        chunk_numbers[:n_chunks].copy(),
-        starts[:n_distinct].copy(),
-        sizes[:n_distinct].copy(),
-    )
+    return chunk_offsets, chunk_numbers[:n_chunks].copy(), starts[:n_distinct].copy(), sizes[:n_distinct].copy()
 
 
 @kernel
-def grown(array: Any) -> Any:
+def grown(array: NDArray[Scalar]) -> NDArray[Scalar]:
     """Return a copy of `array` with twice the capacity."""
     result = np.empty(2 * array.size, array.dtype)
     result[: array.size] = array
@@ -160,7 +158,7 @@ def grown(array: Any) -> Any:
 
 
 @kernel
-def rehashed(hashes: Any, size: int) -> Any:
+def rehashed(hashes: Int64Array, size: int) -> Int32Array:
     """Return an open-addressing table of `size` places, a power of two, with the number of each hash."""
     table = np.full(size, -1, np.int32)
     for number in range(hashes.size):
@@ -172,7 +170,9 @@ def rehashed(hashes: Any, size: int) -> Any:
 
 
 @kernel
-def counted_rows(chunk_offsets: Any, chunk_numbers: Any, id_offsets: Any, ids: Any) -> Any:
+def counted_rows(
+    chunk_offsets: Int64Array, chunk_numbers: Int32Array, id_offsets: Int64Array, ids: Int32Array
+) -> tuple[Int64Array, Int32Array, Int32Array]:
     """Return the token ids of each text, ascending without repeats, and how often each occurs.
 
     Distinct chunk c stands for the tokens ids[id_offsets[c] : id_offsets[c + 1]].
@@ -193,7 +193,7 @@ def counted_rows(chunk_offsets: Any, chunk_numbers: Any, id_offsets: Any, ids: A
 
 
 @kernel
-def counted(offsets: Any, ids: Any) -> Any:
+def counted(offsets: Int64Array, ids: Int32Array) -> tuple[Int64Array, Int32Array, Int32Array]:
     """Return the ids of each row, ascending without repeats, and how often each occurs; ids below 0 are dropped.
 
     `ids` is overwritten.
@@ -218,7 +218,7 @@ def counted(offsets: Any, ids: Any) -> Any:
 
 
 @kernel
-def weights_of(token_ids: Any, weights: Any, weight_of_others: float) -> Any:
+def weights_of(token_ids: IntArray, weights: Float64Array, weight_of_others: float) -> Float64Array:
     """Return the weight of each id; ids past the end of `weights` share one weight."""
     result = np.empty(token_ids.size, np.float64)
     for i in range(token_ids.size):
@@ -228,7 +228,7 @@ def weights_of(token_ids: Any, weights: Any, weight_of_others: float) -> Any:
 
 
 @kernel
-def sort_row(values: Any) -> None:
+def sort_row(values: AnyArray) -> None:
     """Sort in place; insertion sort is fastest for most texts, which are short."""
     if values.size > 64:
         values[:] = np.sort(values)

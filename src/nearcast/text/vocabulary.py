@@ -27,7 +27,7 @@ from nearcast.storage.manifest import replaced_file
 from nearcast.text import scan
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.arrow_types import is_list_of_strings, is_string
-from nearcast.text.known import NOTHING, KnownWords
+from nearcast.text.known import NO_TOKEN, KnownWords
 
 FORMAT = "nearcast-vocabulary-1"
 # Capacity of the cache of analysed chunks; a full cache is cleared.
@@ -53,7 +53,7 @@ def token_rows_of_arrow(ids: pa.Array, counts: pa.Array) -> TokenRows:
 
 
 def single_row(numbers: Iterable[int]) -> TokenRows:
-    """Return one row of tokens from tokens in text order; NOTHING is dropped."""
+    """Return one row of tokens from their numbers in text order; NO_TOKEN is dropped."""
     ids = np.array(list(numbers), np.int32)
     return TokenRows(*scan.counted(np.array((0, ids.size)), ids))
 
@@ -138,13 +138,13 @@ class TokenNumbers:
         return TokenRows(*scan.counted(_offsets(sizes), numbers))
 
     def _number_of(self, keyword: str) -> int:
-        """Return the number of a keyword's token, NOTHING if it has none; cached."""
+        """Return the number of a keyword's token, NO_TOKEN if it has none; cached."""
         number = self._number_of_keyword.get(keyword)
         if number is None:
             if len(self._number_of_keyword) > MAX_REMEMBERED_CHUNKS:
                 self._number_of_keyword.clear()
             token = self.analyzer.normalised(keyword)
-            number = self._number_of_keyword[keyword] = self.admit(token) if token else NOTHING
+            number = self._number_of_keyword[keyword] = self.admit(token) if token else NO_TOKEN
         return number
 
     def _numbers_of_chunks(self, chunks: list[bytes]) -> list[tuple[int, ...]]:

@@ -5,7 +5,7 @@ import pytest
 
 import nearcast as nc
 from nearcast.feeds import buffer_policy
-from nearcast.feeds.sizing import best_size, kept_sizes
+from nearcast.feeds.sizing import best_size, buffer_sizes
 
 pytestmark = pytest.mark.kernels
 
@@ -24,7 +24,7 @@ def kept(monkeypatch):
         broker.subscribe(nc.TopK("s", "tea", at=(0, 0), k=2, spatial_weight=1))
         for i, x in enumerate(after):
             broker.publish(nc.Message(f"n{i:02}", x, 0, "tea"))
-        [(_, scores, _)] = broker._parts.feeds._buffers.held_in_parts()
+        [(_, scores, _)] = broker._parts.feeds._buffers.entries_in_chunks()
         return np.round(100 * (1 - scores)).astype(int).tolist(), broker
 
     return made
@@ -70,11 +70,11 @@ def test_a_buffer_keeps_as_many_of_the_messages_above_its_floor_as_expected(k, n
         # By rank: how old each message is; it stays while fewer than k of those before it are newer.
         ages = draw.permutation(n_above)
         sizes.append(sum(int((ages[:i] < ages[i]).sum()) < k for i in range(n_above)))
-    usual, most = kept_sizes(k, n_above)
+    usual, most = buffer_sizes(k, n_above)
     assert np.mean(sizes) == pytest.approx(usual, rel=0.15, abs=1)
     # What has as many as it should rises rarely; what has far too many does.
     assert np.mean(np.array(sizes) > most) < 0.05
-    assert kept_sizes(k, 1000 * n_above)[0] > most
+    assert buffer_sizes(k, 1000 * n_above)[0] > most
 
 
 def test_floors_of_those_who_came_before_all_messages_rise_with_them():

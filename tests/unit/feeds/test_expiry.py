@@ -44,6 +44,6 @@ def test_the_log_returns_who_was_noted_below_a_limit():
     log = ExpiryLog()
     log.add(np.array([5, 3, 9]), np.array([1, 2, 3]))
     log.add(np.array([4]), np.array([1]))
-    assert log.expired(5).tolist() == [1, 2]
-    assert log.expired(5).tolist() == []
-    assert log.expired(10).tolist() == [1, 3]
+    assert log.pop_due(5).tolist() == [1, 2]
+    assert log.pop_due(5).tolist() == []
+    assert log.pop_due(10).tolist() == [1, 3]

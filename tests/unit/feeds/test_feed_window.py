@@ -117,7 +117,7 @@ def test_a_window_that_lies_elsewhere_gives_the_results_of_a_broker(seed):
         window.n = i + 1
         piece = rows_between(written, i, i + 1)
         found, _ = matcher.found(piece)
-        feeds.take(found, piece, [message.id])
+        feeds.insert(found, piece, [message.id])
         changes = feeds.finish()
         told = broker.publish(message)
         assert sorted(zip(changes.message_ids, changes.signs, strict=True)) == sorted((d[1], d[2]) for d in told)

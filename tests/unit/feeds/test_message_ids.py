@@ -12,8 +12,8 @@ def test_ids_of_messages_that_are_held_stay(make):
     n = 2 * MIN_IDS
     ids.append(np.arange(7, 7 + n), [make(i) for i in range(7, 7 + n)])
     assert ids.of(np.array([9, 7])).tolist() == [make(9), make(7)]
-    assert ids.are_many
-    ids.keep([np.array([2000, 8]), np.array([8, 100])])
-    assert not ids.are_many
+    assert ids.is_prune_due
+    ids.prune([np.array([2000, 8]), np.array([8, 100])])
+    assert not ids.is_prune_due
     ids.append(np.array([5000]), [make(5000)])
     assert ids.of(np.array([5000, 100, 8, 2000])).tolist() == [make(5000), make(100), make(8), make(2000)]

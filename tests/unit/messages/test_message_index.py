@@ -164,7 +164,7 @@ def test_messages_expire_while_others_come(name):
             cut = int(columns.arrivals[0])
             columns = rows_from(columns, first - cut)
             check(space, index, subs, columns, first, 20, draw)
-    assert sum(held.segment.n_messages for held in index._held) < 2 * 90 + message_index.MAX_TAIL
+    assert sum(part.segment.n_messages for part in index._segments) < 2 * 90 + message_index.MAX_TAIL
     index.expire(end)
     assert index.n_bytes == 0
 
@@ -216,8 +216,8 @@ def test_segments_are_few_and_hold_no_message_twice():
     index = MessageIndex(space)
     for first in range(0, 2000, 10):
         index.append(messages(draw, space, 10, first))
-    sizes = [held.segment.n_messages for held in index._held]
-    starts = [held.segment.first_arrival for held in index._held]
+    sizes = [part.segment.n_messages for part in index._segments]
+    starts = [part.segment.first_arrival for part in index._segments]
     assert starts == np.cumsum([0, *sizes[:-1]]).tolist()
     assert 2 <= len(sizes) <= 9
     assert 2000 - message_index.MAX_TAIL <= sum(sizes) <= 2000

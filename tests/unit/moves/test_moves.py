@@ -129,13 +129,13 @@ def test_a_broker_without_a_lifetime_holds_no_messages():
 
 
 def test_expired_messages_are_deleted_in_time(monkeypatch):
-    monkeypatch.setattr("nearcast.messages.active.MAX_WAITING", 50)
+    monkeypatch.setattr("nearcast.messages.active.MAX_PENDING", 50)
     broker = nc.Broker(space=PLANE, lifetime=100)
     for message in crowd(PLANE, 2000, 3):
         broker.publish(message)
     assert broker.stats().active_messages == 100
-    # Half of a segment may have expired, and what waits has not been looked at.
-    assert broker._parts.active.n_held <= 2 * 100 + 51
+    # Half of a segment may have expired, and so may pending messages.
+    assert broker._parts.active.n_stored <= 2 * 100 + 51
 
 
 def test_a_message_needs_a_time_for_a_lifetime():

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import nearcast as nc
-from nearcast.text.known import NOTHING, NOTHING_KNOWN, UNKNOWN, KnownWords, looked_up
+from nearcast.text.known import NO_TOKEN, NOTHING_KNOWN, UNKNOWN, KnownWords, looked_up
 from nearcast.text.scan import hash_bytes, rehashed, string_buffers
 
 TEXTS = ["Rain in Oslo", "rain, rain and wind", "sunshine", ""]
@@ -118,7 +118,7 @@ def test_a_copy_admits_on_its_own():
 @pytest.mark.parametrize("max_words", [40, 100_000])
 def test_known_words_have_the_numbers_that_they_got_when_they_were_met_first(max_words):
     draw = random.Random(5)
-    known, numbers, asked = KnownWords(max_words), {"": NOTHING}, []
+    known, numbers, asked = KnownWords(max_words), {"": NO_TOKEN}, []
 
     def number_of(word):
         asked.append(word)

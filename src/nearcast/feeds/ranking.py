@@ -1,15 +1,15 @@
-"""What are the results of a subscription, and what would they be with one more message? For those who look at them."""
+"""The results of a subscription as entries, and what they would be with a further message."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from nearcast.arrays import IdArray, id_values
 from nearcast.columns import MessageColumns
-from nearcast.feeds.feed_window import OutlookWindow
+from nearcast.feeds.feed_window import RankingWindow
 from nearcast.feeds.feeds import Feeds
 from nearcast.index.candidates import unverified
 from nearcast.index.matching import Matcher, Matches, filled
@@ -19,9 +19,9 @@ from nearcast.model import Id
 
 
 class Entry(NamedTuple):
-    """A message in a standing; entries are ordered by `key`, the best first."""
+    """A message in the results of a subscription; entries sort by `key`, the best first."""
 
-    key: tuple[Any, ...]
+    key: tuple[float, ...] | tuple[float, int, Id, int]
     arrival: int
     message: Id
     score: float
@@ -39,10 +39,10 @@ def nearest_entry(arrival: int, message: Id, score: float, distance: float, rece
     return Entry((distance, arrival), arrival, message, score, distance, recency)
 
 
-class Standings:
+class Ranking:
     """The results of feeds as entries, and as they would be if a message were published now."""
 
-    def __init__(self, store: SubscriptionStore, matcher: Matcher, feeds: Feeds, window: OutlookWindow | None):
+    def __init__(self, store: SubscriptionStore, matcher: Matcher, feeds: Feeds, window: RankingWindow | None):
         self._store, self._matcher, self._feeds, self._window = store, matcher, feeds, window
 
     def entries(self, slot: int) -> list[Entry]:
@@ -55,37 +55,37 @@ class Standings:
         columns = (arrivals, ids, scores, distances, recency)
         return [make(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
-    def outlook(
+    def with_message(
         self, slot: int, found: Matches, message: MessageColumns, message_id: Id, *, is_published: bool
     ) -> tuple[Entry | None, list[Entry]]:
-        """Return the entry of a message and the results with it: as they are now, or as if it were published now.
+        """Return the entry of a message and the results: the current ones, or as if it were published now.
 
-        There is no entry if the message does not match, or is not in the window.
+        The entry is None if the message does not match, or is not in the window.
         """
-        standing = self.entries(slot)
+        results = self.entries(slot)
         if not found.rows.size:
-            return None, standing
+            return None, results
         if is_published:
-            return self._published_entry(found, message_id, standing), standing
+            return self._published_entry(found, message_id, results), results
         [entry] = self._matched_entries(found, message, id_values([message_id]))
         if self._window is None:
-            return entry, sorted([*standing, entry])[: self._store.columns.ks[slot]]
+            return entry, sorted([*results, entry])[: self._store.columns.ks[slot]]
         leaving = self._window.leaving(message)
         if entry.arrival in leaving:
-            return None, standing
+            return None, results
         rivals = [rival for rival in self._qualifying(slot, self._window) if rival.arrival not in leaving]
         return entry, sorted([*rivals, entry])[: self._store.columns.ks[slot]]
 
-    def _published_entry(self, found: Matches, message_id: Id, standing: list[Entry]) -> Entry | None:
+    def _published_entry(self, found: Matches, message_id: Id, results: list[Entry]) -> Entry | None:
         if self._window is None:
-            return next((entry for entry in standing if entry.message == message_id), None)
+            return next((entry for entry in results if entry.message == message_id), None)
         row = self._window.row_of(message_id)
         if row is None:
             return None
         of_row = found._replace(rows=np.array([row]))
         return next(self._matched_entries(of_row, self._window.columns, self._window.ids))
 
-    def _qualifying(self, slot: int, window: OutlookWindow) -> list[Entry]:
+    def _qualifying(self, slot: int, window: RankingWindow) -> list[Entry]:
         """Return an entry for each message in the window that qualifies for a subscription."""
         rows = window.current_rows
         found = self._matcher.matches(unverified(rows, np.full(rows.size, slot)), window.columns)
