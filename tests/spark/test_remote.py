@@ -406,7 +406,7 @@ def test_a_stream_goes_on_without_its_copies(spark, tmp_path):
     # Other machines: without copies, and without shards that a worker of this session has cached.
     shutil.rmtree(tree_at("state", state)._copies())
     pipeline = tmp_path / "state" / "PIPELINE.json"
-    pipeline.write_text(json.dumps(json.loads(pipeline.read_text()) | {"run": "another"}))
+    pipeline.write_text(json.dumps(json.loads(pipeline.read_text()) | {"run": tmp_path.name}))
     told = []
     started(spark, scenario, state, sinks=[sink], on_batch=told.append, **notes).awaitTermination()
     expected, ids = scenario.expected()

@@ -265,7 +265,7 @@ def test_damaged_snapshots_are_passed_over_and_damaged_inputs_written_again(spar
         file.write_bytes(file.read_bytes()[:-8])
     # The workers of the session hold the shards; a new run must not.
     run = json.loads((state / "PIPELINE.json").read_text())
-    (state / "PIPELINE.json").write_text(json.dumps(run | {"run": "another"}))
+    (state / "PIPELINE.json").write_text(json.dumps(run | {"run": tmp_path.name}))
     started(spark, scenario, state).awaitTermination()
     assert delivered(state) == scenario.expected()[0]
 
