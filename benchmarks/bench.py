@@ -1,9 +1,9 @@
-"""Where does Nearcast stand? Runs every benchmark of the report, one after another, and writes its page.
+"""Run every benchmark of the report, one after another, and write its page.
 
-The quick report takes about twelve minutes on two cores; `--full` takes hours, and writes its sweeps where those that
-are run alone do. A part that fails is told on the page, and the run goes on; parts that were measured before stay as
-they are. After each part the page is written again, and `parts.json` says how the part was made: a run that was
-interrupted goes on with `--missing`.
+The quick report takes about twelve minutes on two cores; `--full` takes hours, and writes its sweeps to the folders of
+the single benchmarks. A part that fails is reported on the page, and the run continues; other measured parts are
+unchanged. After each part the page is written again, and `parts.json` records how the part was made: an interrupted run
+resumes with `--missing`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 log = Console(stderr=True, log_path=False, soft_wrap=True).log
 
 
-# By the name of its file in the report. Those of FOLDERS write several files, to the folder told there.
+# By the name of its file in the report. Those of FOLDERS write several files, to the folder given there.
 QUICK = {
     "gate": "gate.py",
     "index": "bench_boolean.py --no-broker --messages 10000",
@@ -51,7 +51,7 @@ FULL = {
     "peers": "bench_peers.py --subscriptions 1000000 --messages 20000 --seconds 4 --workloads zipf poi",
     "peers-real": "bench_peers.py --subscriptions 200000 --seconds 2 --workloads tweets geonames airbnb",
     "shards": "bench_shards.py --subscriptions 1000000",
-    # A message has many more results there, and each is checked for every plan.
+    # Fewer messages: each has many more results, which are checked for every plan.
     "shards-real": "bench_shards.py --subscriptions 200000 --messages 3000 --workloads poi tweets",
     "topk-shards": "bench_topk_shards.py --subscriptions 10000 --window 10000 --workloads tweets",
     "nearest-shards": "bench_nearest_shards.py --subscriptions 50000",
@@ -87,7 +87,7 @@ FULL = {
     "nearest-scale": "bench_feeds.py nearest --k 10 --k-drawn --size 10000000 --before 1000000 --messages 1000 "
     "--rounds 10 --churn 100",
 }
-# Sweeps that take long are parts of their own, and are drawn beside those of the same paper.
+# Long sweeps are separate parts, and are drawn with those of the same paper.
 FOLDERS = {
     "partition": "partition",
     "boolean": "boolean",
@@ -114,7 +114,7 @@ FOLDERS = {
 def main() -> None:
     """Run the parts, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="as many subscriptions as the papers have; takes hours")
+    parser.add_argument("--full", action="store_true", help="the papers' numbers of subscriptions; takes hours")
     parser.add_argument("--parts", nargs="+", choices=FULL, help="(default: all)")
     parser.add_argument("--missing", action="store_true", help="leave out parts that the same command has measured")
     parser.add_argument(
@@ -162,23 +162,23 @@ def main() -> None:
         raise SystemExit(f"parts that failed: {', '.join(failures)}")
 
 
-def hear_signals() -> None:
-    """Let this process, and what it starts, be interrupted.
+def handle_signals() -> None:
+    """Handle interrupts in this process and its children.
 
-    In the background of a script a process ignores that, and so would its children.
+    A background process of a script ignores SIGINT, and its children inherit that.
     """
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
 
 
 def exit_code(command: list[Any]) -> int:
-    """Run a command; one that is interrupted has the time to end what it has started."""
-    # In a group of its own, so that an interruption reaches it once, from here.
+    """Run a command; return its exit code. If interrupted, wait until it has ended its children."""
+    # In its own process group, so that it receives an interrupt once, from here.
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, process_group=0)
     try:
         return process.wait()
     except KeyboardInterrupt:
-        # Another interruption must not keep this from waiting for it.
+        # A second interrupt must not end the wait.
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
         process.send_signal(signal.SIGINT)
         process.wait()
@@ -188,5 +188,5 @@ def exit_code(command: list[Any]) -> int:
 
 
 if __name__ == "__main__":
-    hear_signals()
+    handle_signals()
     main()

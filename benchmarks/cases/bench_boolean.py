@@ -1,8 +1,8 @@
-"""How fast are boolean subscriptions, and how much do they hold? On one core and on two, generated and real data.
+"""How fast are boolean subscriptions, and how large? On one core and on two, generated and real data.
 
 For each workload and number of subscriptions: the index alone (candidates found and verified), then a whole broker with
-the analysis of keywords and the table of deliveries. Every round has messages of its own; one core and two take turns
-in it. Last, the first call of a fresh process.
+the analysis of keywords and the table of deliveries. Every round has new messages; one core and two alternate within
+it. Last, the first call of a fresh process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import nearcast as nc
 from harness.first_call import first_calls
 from harness.inputs import SPACE, Columns, fitted, message_table, subscription_table
 from harness.matching import fill, found, n_bytes
-from harness.memory import forget_peak, peak_bytes
+from harness.memory import peak_bytes, reset_peak
 from harness.provenance import provenance, write_json
 from harness.timing import Figure, machine_ratio, one_core, seconds, spread
 from harness.workloads import WORKLOADS, Workload
@@ -40,7 +40,7 @@ log = Console(stderr=True, log_path=False, soft_wrap=True).log
 
 
 def main() -> None:
-    """Measure, print tables, and write JSON if asked."""
+    """Measure, print tables, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000], help="numbers of subscriptions")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS, help="(default: all)")
@@ -86,12 +86,12 @@ def index_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
     columns = Columns(workload)
     subscriptions = columns.of_subscriptions(workload.subscriptions(n, shares=shares(options)))
     say("building the index")
-    forget_peak()
+    reset_peak()
     build_times = []
     with one_core():
         filled(columns.vocabulary, 1_000, subscriptions)  # compiles
         for _ in range(N_BUILDS):
-            index = None  # the one before need not be held any longer
+            index = None  # frees the previous one
             started = time.perf_counter()
             index = filled(columns.vocabulary, n, subscriptions)
             build_times.append(time.perf_counter() - started)
@@ -113,9 +113,9 @@ def index_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
 
 
 def matching_figures(index: AdaptiveIndex, subscriptions: Any, batches: list[Any]) -> list[Figure]:
-    """Return the figures of matching on one core and on two, in turn; the first batch warms both ways.
+    """Return the figures of matching on one core and on two, alternating; the first batch is a warm-up of both.
 
-    Each way has messages of its own, or the second would find in the caches what the first has read.
+    Each has its own messages; otherwise the second would find the data of the first in the CPU caches.
     """
     n_messages = batches[0].x.size
     n_matches = n_read = 0
@@ -161,7 +161,7 @@ def filled(vocabulary: nc.Vocabulary, n: int, subscriptions: Any) -> AdaptiveInd
 
 
 def n_found(index: AdaptiveIndex, subscriptions: Any, messages: Any, pool: ThreadPoolExecutor | None) -> int:
-    """Return the number of matches, found piece by piece as a broker does it, by two threads if there is a pool."""
+    """Return the number of matches, found in chunks as in a broker, by two threads if there is a pool."""
     step = min(MAX_ROWS_OF_A_TASK, -(-messages.x.size // (8 if pool else 1)))
     pieces = [rows_between(messages, start, start + step) for start in range(0, messages.x.size, step)]
     divide = pool.map if pool else map
@@ -172,17 +172,17 @@ def n_found(index: AdaptiveIndex, subscriptions: Any, messages: Any, pool: Threa
 
 
 def broker_figures(workload: Workload, n: int, options: Any) -> list[Figure]:
-    """Return the figures of whole brokers, one of one thread and one of two."""
+    """Return the figures of whole brokers, with one thread and with two."""
     say = progress(workload, n)
     say("subscribing through brokers")
-    forget_peak()
+    reset_peak()
     brokers = [nc.Broker(space=SPACE, vocabulary=fitted(workload), threads=threads) for threads in (1, 2)]
     subscriptions = workload.subscriptions(n, shares=shares(options))
     subscribe_times = subscribed(brokers, subscription_table(workload, subscriptions))
     say("publishing through brokers")
     messages = message_table(workload, workload.stream((options.rounds + 1) * options.messages))
     batches = [messages.slice(start, options.messages) for start in range(0, len(messages), options.messages)]
-    for broker in brokers:  # and the threads start, free to run anywhere
+    for broker in brokers:  # and starts the threads before this one is pinned
         broker.publish_batch(batches[0])
     alone, both = [], []
     for batch in batches[1:]:
@@ -236,7 +236,7 @@ def single_subscriptions(workload: Workload, first: int) -> list[nc.Boolean]:
 
 
 def progress(workload: Workload, n: int) -> Any:
-    """Return a function that says what is being done."""
+    """Return a function that logs the current step."""
     return lambda what: log(f"{workload.name}, {n:,} subscriptions: {what}")
 
 

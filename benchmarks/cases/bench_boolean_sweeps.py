@@ -1,8 +1,8 @@
-"""How does the time to match a message grow? The sweeps of the AP-Tree paper (section 5.1.3), ours and the published.
+"""How does the time to match a message grow? The sweeps of the AP-Tree paper (section 5.1.3) and of ours.
 
 Number of keywords, size of the region, number of subscriptions, boolean expressions, and upkeep: the first part of the
-subscriptions is built at once, the rest inserted in small portions. On one core; contest.py says how the indexes take
-turns.
+subscriptions is built at once, the rest is inserted in small batches. On one core; contest.py describes how the indexes
+alternate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.contest import PORTION, Contest
+from harness.contest import CHUNK, Contest
 from harness.paths import RESULTS
 from harness.sweeping import Sweep, make_sweeps, sized, sweep_parser, those_here
 from harness.workloads import BOOLEAN_WORKLOADS, WORKLOADS
@@ -26,7 +26,7 @@ UPKEEP = {"insert_us": "insertion,\nµs a subscription", **MATCHING}
 
 
 class Extent(NamedTuple):
-    """How many subscriptions the sweeps take, and messages each of their rounds."""
+    """Numbers of subscriptions of the sweeps, and of messages in a round."""
 
     subscriptions: int
     sizes: list[int]
@@ -36,13 +36,13 @@ class Extent(NamedTuple):
 
 
 QUICK = Extent(100_000, [100_000, 200_000, 500_000, 1_000_000], 10_000, 20_000, messages=4_000)
-# Of so many subscriptions a message matches thousands; the answers of a round are held.
+# With 20,000,000 subscriptions a message has thousands of matches, and all matches of a round are in memory.
 FULL = Extent(1_000_000, [1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000], 100_000, 200_000, messages=2_000)
 
 
 def sweeps(extent: Extent) -> dict[str, Sweep]:
     """Return all sweeps by the name of their files."""
-    n, sizes, n_kept_up, n_expressed, _ = extent
+    n, sizes, n_upkeep, n_expressed, _ = extent
     region = "a square of 0.01 % to 1 % of the space"
     return {
         "keywords": Sweep(
@@ -85,12 +85,12 @@ def sweeps(extent: Extent) -> dict[str, Sweep]:
         ),
         "upkeep": Sweep(
             title="Index maintenance",
-            setting=f"{n_kept_up:,} subscriptions, some built at once, then {PORTION} inserted at a time",
+            setting=f"{n_upkeep:,} subscriptions, some built at once, then {CHUNK} inserted at a time",
             x_label="built at once, % of the subscriptions",
             x_scale="linear",
             x_ticks={str(percent): percent for percent in range(0, 101, 20)},
             panels=UPKEEP,
-            figures=lambda contest, percent: contest.upkeep(contest.workload.subscriptions(n_kept_up), percent / 100),
+            figures=lambda contest, percent: contest.upkeep(contest.workload.subscriptions(n_upkeep), percent / 100),
         ),
         "expressions": Sweep(
             title="Boolean expressions: number of keywords",

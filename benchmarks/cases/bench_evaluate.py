@@ -1,7 +1,7 @@
-"""How long does the first answer of a top-k subscription take? Many of them against a full window.
+"""How long does the first answer of a top-k subscription take? Many subscriptions, a full window.
 
-Subscriptions have 1 to 5 words of a sampled message, at its place, and a spatial_weight drawn evenly. Time is that of
-the processor, of all threads together. The count that no machine changes is how many messages a subscription gets.
+Subscriptions have 1 to 5 words of a sampled message, at its place, and a spatial_weight drawn evenly. Time is processor
+time of all threads. The machine-independent count is the number of messages per subscription.
 """
 
 from __future__ import annotations

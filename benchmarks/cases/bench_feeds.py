@@ -1,13 +1,13 @@
-"""How fast are the feeds of top-k and nearest subscriptions kept up to date, and how much do they hold?
+"""How fast are the feeds of top-k and nearest subscriptions updated, and how much memory do they need?
 
-Top-k: the window is filled first, then all subscriptions are registered and get their first answers from it, then
-batches come, each of whose messages pushes another out: arrival and expiry are counted together. Nearest: subscriptions
-come first and nothing expires; some messages are published before the clock starts, so that most have their k.
+Top-k: the window is filled, all subscriptions are registered and evaluated over it, then batches are published; each
+message evicts another, so arrival and expiry are timed together. Nearest: subscriptions are registered first and
+nothing expires; some messages are published before the clock starts, so that most subscriptions have k results.
 Subscriptions have 1 to 5 words of a sampled message at its place; top-k: spatial_weight from 0 to 1, drawn evenly.
 
-As in the DkM-SKS paper, k may be drawn. With --churn, after each batch new subscriptions come and as many of the
-oldest go; that time is counted too.
-With --rivals, for top-k: cSkyband beside kmax and plain skyband, and Skype's index IGPT (topk_contest.py).
+As in the DkM-SKS paper, k may be drawn. With --churn, after each batch subscriptions are added and as many of the
+oldest are removed; that time is included. With --rivals, for top-k: cSkyband beside kmax and plain skyband, and Skype's
+index IGPT (topk_contest.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import nearcast as nc
 from harness.inputs import SPACE, fitted, message_table
-from harness.memory import forget_peak, peak_bytes
+from harness.memory import peak_bytes, reset_peak
 from harness.provenance import provenance, write_json
 from harness.sweeping import cell_text, console, those_here
 from harness.timing import seconds, spread
@@ -34,9 +34,9 @@ from harness.topk_contest import BUFFERS_OF_THE_PAPER, Setting, TopkContest, dra
 from harness.workloads import SIMILAR_WORKLOADS, TOPK_WORKLOADS, Workload, points_at
 from report.plots import STYLES
 
-# What is published or registered at once before the clock starts; each portion has its answers in one table.
-FIRST_PORTION = 4
-PORTION = 50_000
+# Rows published or registered at once before the clock starts; the deliveries of a chunk are one table.
+FIRST_CHUNK = 4
+CHUNK = 50_000
 MAX_CHANGES = 10_000_000
 SUBSCRIBED = {"topk": 200_000, "nearest": 1_000_000}
 SECONDS_BETWEEN_LINES = 10
@@ -56,7 +56,7 @@ RIVAL_FIGURES = {
 
 
 def main() -> None:
-    """Measure, print a table, and write JSON if asked."""
+    """Measure, print a table, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=["topk", "nearest"])
     parser.add_argument("--subscriptions", "--size", type=int, default=100_000, help="(default %(default)s)")
@@ -68,9 +68,9 @@ def main() -> None:
     parser.add_argument("--words", type=int, nargs=2, default=[1, 5], help="of a subscription: from, to (default 1 5)")
     parser.add_argument("--by-time", action="store_true", help="top-k: a window of time; a batch is a second")
     parser.add_argument("--k-drawn", action="store_true", help="k drawn evenly from 1 to --k, as in the DkM-SKS paper")
-    parser.add_argument("--churn", type=int, default=0, help="subscriptions that come, and go, in 1,000 messages")
+    parser.add_argument("--churn", type=int, default=0, help="subscriptions added, and removed, per 1,000 messages")
     parser.add_argument("--threads", type=int, default=2, help="(default %(default)s)")
-    parser.add_argument("--rivals", action="store_true", help="top-k: other ways to keep results, and IGPT, beside")
+    parser.add_argument("--rivals", action="store_true", help="top-k: also measure other buffer policies, and IGPT")
     parser.add_argument("--json", metavar="FILE", help="also write the figures here")
     options = parser.parse_args()
     results = {}
@@ -87,7 +87,7 @@ def main() -> None:
 
 def figures_of(workload: Workload, options: Any) -> dict[str, Any]:
     """Return the figures of one workload."""
-    forget_peak()
+    reset_peak()
     run = Run(workload, options)
     is_topk = options.kind == "topk"
     steps = {"messages before": run.publish_before, "subscribe": run.subscribe}
@@ -95,16 +95,16 @@ def figures_of(workload: Workload, options: Any) -> dict[str, Any]:
     for name in steps if is_topk else reversed(steps):
         taken[name] = steps[name]()
     console.log(f"{workload.name}: {options.rounds} rounds of {options.messages:,} messages")
-    # The first round compiles what is not compiled yet.
+    # The first round may still compile kernels.
     rounds = [run.next_round() for _ in range(options.rounds + 1)][1:]
-    rates = spread([options.messages / (told.publishing + told.changing) for told in rounds])._asdict()
+    rates = spread([options.messages / (each.publishing + each.changing) for each in rounds])._asdict()
     figures: dict[str, Any] = {"messages/s": rates}
     if options.churn:
-        alone = spread([options.messages / told.publishing for told in rounds])._asdict()
-        changing = spread([1e6 * told.changing / (2 * run.n_churn) for told in rounds])._asdict()
+        alone = spread([options.messages / each.publishing for each in rounds])._asdict()
+        changing = spread([1e6 * each.changing / (2 * run.n_churn) for each in rounds])._asdict()
         figures |= {"messages/s without churn": alone, "µs a subscription that comes or goes": changing}
     return figures | {
-        "changes a message": sum(told.n_changes for told in rounds) / (options.rounds * options.messages),
+        "changes a message": sum(each.n_changes for each in rounds) / (options.rounds * options.messages),
         "entries of a buffer": float(run.broker._parts.feeds._buffers.table["size"].mean()),
         **{f"{name}, s": value for name, value in taken.items()},
         "peak memory, GB": peak_bytes() / 1e9,
@@ -112,7 +112,7 @@ def figures_of(workload: Workload, options: Any) -> dict[str, Any]:
 
 
 class Round(NamedTuple):
-    """Seconds that a batch took, and those that changing the subscriptions took; what came of the batch."""
+    """Seconds of a batch and of the changes of subscriptions, and the number of result changes."""
 
     publishing: float
     changing: float
@@ -120,10 +120,10 @@ class Round(NamedTuple):
 
 
 class Run:
-    """A broker and the messages and subscriptions that come to it; these are made in portions, off the clock."""
+    """A broker, and its messages and subscriptions, which are generated in chunks off the clock."""
 
     def __init__(self, workload: Workload, options: Any, n_times: int = 1):
-        """Make a broker, and messages for so many times as many rounds as are asked for."""
+        """Create a broker, and messages for `n_times` times the rounds of the options."""
         self._workload, self._options = workload, options
         window: nc.Window | None = nc.CountWindow(options.before)
         if options.kind != "topk":
@@ -133,36 +133,36 @@ class Run:
         self.broker = nc.Broker(space=SPACE, vocabulary=fitted(workload), window=window, threads=options.threads)
         self._stream = workload.stream(options.before + (options.rounds + 1) * options.messages * n_times)
         self._n_published = 0
-        self._ids = [0, 0]  # of the subscriptions that are there: from, to
+        self._ids = [0, 0]  # the registered subscriptions: from, to
         self.n_churn = round(options.churn * options.messages / 1_000)
 
     def subscribe(self, n: int | None = None) -> float:
-        """Register subscriptions until there are all, or so many, and return how long it took."""
+        """Register subscriptions until there are `n`, by default all; return the seconds."""
         n, time = self._options.subscriptions if n is None else n, 0.0
-        portion = SUBSCRIBED[self._options.kind]
-        for start in range(self._ids[1], n, portion):
-            time += self._subscribe(min(portion, n - start))
+        chunk = SUBSCRIBED[self._options.kind]
+        for start in range(self._ids[1], n, chunk):
+            time += self._subscribe(min(chunk, n - start))
             self._log(f"{self._ids[1]:,} of {n:,} subscriptions, {time:,.0f} s")
         return time
 
     def publish_before(self) -> float:
-        """Publish all messages that come before the clock starts, and return how long it took.
+        """Publish all messages before the clock starts; return the seconds.
 
-        While subscriptions have few results each message changes most of them, so portions are small at first.
+        While subscriptions have few results each message changes most of them, so chunks are small at first.
         """
-        n, time, size, told = self._options.before, 0.0, FIRST_PORTION, 0.0
+        n, time, size, logged_at = self._options.before, 0.0, FIRST_CHUNK, 0.0
         while self._n_published < n:
             batch = self._batch(min(size, n - self._n_published))
             taken, n_changes = self._publish(batch)
             time += taken
-            size = int(min(PORTION, 2 * size, max(1, MAX_CHANGES * batch.num_rows / max(n_changes, 1))))
-            if time - told > SECONDS_BETWEEN_LINES:
-                told = time
+            size = int(min(CHUNK, 2 * size, max(1, MAX_CHANGES * batch.num_rows / max(n_changes, 1))))
+            if time - logged_at > SECONDS_BETWEEN_LINES:
+                logged_at = time
                 self._log(f"{self._n_published:,} of {n:,} messages, {time:,.0f} s")
         return time
 
     def next_round(self) -> Round:
-        """Publish a batch; then let subscriptions come and others, the oldest, go."""
+        """Publish a batch; then add subscriptions and remove the oldest."""
         publishing, n_changes = self._publish(self._batch(self._options.messages))
         changing = 0.0
         if self.n_churn:
@@ -200,7 +200,7 @@ class Run:
 
 
 def rivals_of(workload: Workload, options: Any) -> dict[str, Any]:
-    """Return the figures of ours and its rivals, by their names."""
+    """Return the figures of ours and of its rivals, by name."""
     console.log(f"{workload.name}: cSkyband, kmax, skyband, and IGPT with cSkyband")
     n_messages = min(options.messages, options.before // 10)
     setting = Setting(options.subscriptions, options.before, k=options.k, messages=n_messages)

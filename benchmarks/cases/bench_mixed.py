@@ -1,8 +1,8 @@
 """What does the pipeline on Spark sustain with all four kinds of subscriptions at once, and a window?
 
-The window is filled first, then all subscribe at once. Then batches come as fast as they go (sustained), then at half
-of that load (latency, from the arrival of a file to its deliveries), then the process ends and another goes on
-(restart).
+The window is filled, then all subscriptions are registered at once. Then batches arrive as fast as they are processed
+(sustained), then at half of that load (latency, from the arrival of a file to its deliveries), then the process ends
+and another resumes (restart).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ CHANGES = (
 K = 10
 N_WARM = 2
 # Messages of a batch that fills the window.
-PORTION = 20_000
+CHUNK = 20_000
 
 log = Console(stderr=True, log_path=False, soft_wrap=True).log
 
 
 def main() -> None:
-    """Measure, print a table, and write JSON if asked."""
+    """Measure, print a table, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--each", type=int, default=25_000, help="subscriptions of each kind (default %(default)s)")
     parser.add_argument("--window", type=int, default=100_000, help="messages (default %(default)s)")
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def mixed_table(workload: Workload, n: int) -> pa.Table:
-    """Return so many new subscriptions of each kind; a similarity subscription asks for words first, and is strict."""
+    """Return `n` new subscriptions of each kind; similarity subscriptions prefer words and are strict."""
     similar = workload.interests(n, text_weights=(0.5, 1.0), thresholds=(0.8, 1.0))
     tables = [
         subscription_table(workload, workload.subscriptions(n)),
@@ -100,7 +100,7 @@ def mixed_table(workload: Workload, n: int) -> pa.Table:
 
 
 def rehearse(bench: Bench) -> None:
-    """Let a broker here do what shards will do, so that they find its kernels compiled."""
+    """Run everything that shards will run in a local broker, so that their kernels are compiled."""
     broker = nc.Broker(space=SPACE, vocabulary=bench.vocabulary.copy(), window=nc.CountWindow(1_000))
     broker.subscribe(mixed_table(bench.workload, 200).drop_columns(["op"]))
     for start in range(0, 3_000, 500):
@@ -111,7 +111,7 @@ def rehearse(bench: Bench) -> None:
 
 
 class Course:
-    """A pipeline of a folder, and what its batches told, each with the moment when it was done."""
+    """The pipeline of a folder, and the metrics of its batches, each with its time of completion."""
 
     def __init__(self, spark: SparkSession, folder: Path, **trigger: Any):
         settings = json.loads((folder / "settings.json").read_text())
@@ -141,7 +141,7 @@ class Course:
             log(f"batch {metrics['batch']}: {taken} in {metrics['seconds']:.1f} s")
 
     def wait_for(self, n_batches: int) -> None:
-        """Wait until so many batches are done that had any rows."""
+        """Wait until `n_batches` batches with rows are done."""
         while len(self.batches) < n_batches:
             if not self.query.isActive:
                 raise SystemExit(f"the query has ended: {self.query.exception()}")
@@ -149,13 +149,13 @@ class Course:
 
 
 def mixed_figures(bench: Bench, folder: Path) -> list[Figure]:
-    """Return the figures of one pipeline: filled, run, slowed down, ended and gone on with."""
+    """Return the figures of one pipeline: filled, run, slowed down, ended and resumed."""
     options = bench.options
     n_window, n, n_rounds, n_slow = options.window, options.messages, options.rounds, options.slow_rounds
-    portions = [(start, min(PORTION, n_window - start)) for start in range(0, n_window, PORTION)]
+    chunks = [(start, min(CHUNK, n_window - start)) for start in range(0, n_window, CHUNK)]
     batches = [(n_window + number * n, n) for number in range(N_WARM + n_rounds + n_slow + options.restarts)]
     table = bench.messages(n_window + len(batches) * n)
-    files = (table.slice(*piece) for piece in (*portions, *batches))
+    files = (table.slice(*piece) for piece in (*chunks, *batches))
     bench.vocabulary.save(folder / "words.arrow")
     (folder / "settings.json").write_text(json.dumps({"window": n_window, "shards": options.shards}))
     course = Course(bench.spark, folder)
@@ -170,14 +170,14 @@ def mixed_figures(bench: Bench, folder: Path) -> list[Figure]:
 
     try:
         log("filling the window")
-        let_arrive(len(portions))
-        course.wait_for(len(portions))
+        let_arrive(len(chunks))
+        course.wait_for(len(chunks))
         log("subscribing")
         pq.write_table(bench.subscriptions, folder / "subscriptions.tmp")
         (folder / "subscriptions.tmp").rename(folder / "changes" / "subscriptions.parquet")
-        course.wait_for(len(portions) + 1)
+        course.wait_for(len(chunks) + 1)
         log("batches as fast as they go")
-        first = len(portions) + 1 + N_WARM
+        first = len(chunks) + 1 + N_WARM
         let_arrive(N_WARM + n_rounds)
         course.wait_for(first + n_rounds)
         timed = course.batches[first:]
@@ -196,7 +196,7 @@ def mixed_figures(bench: Bench, folder: Path) -> list[Figure]:
     done = [moment for moment, _ in course.batches[first + n_rounds :]]
     taken = [1e3 * (end - start) for start, end in zip(arrived, done, strict=True)]
     last, n_subscriptions = course.batches[-1][1], bench.subscriptions.num_rows
-    subscribing = course.batches[len(portions)][1]["seconds"]
+    subscribing = course.batches[len(chunks)][1]["seconds"]
     return [
         Figure("subscriptions", [n_subscriptions]),
         Figure("all subscribed at once, their first results from the full window: s", [subscribing], 1),
@@ -213,7 +213,7 @@ def mixed_figures(bench: Bench, folder: Path) -> list[Figure]:
 
 
 def restart_figures(bench: Bench, folder: Path, let_arrive: Callable[[int], float]) -> list[Figure]:
-    """Return how soon a fresh process delivers that goes on with the pipeline."""
+    """Return the seconds until a fresh process that resumes the pipeline delivers."""
     bench.spark.stop()
     taken: dict[str, list[float]] = {"from the start of the process": [], "from the call of stream": []}
     for number in range(bench.options.restarts):
@@ -221,15 +221,15 @@ def restart_figures(bench: Bench, folder: Path, let_arrive: Callable[[int], floa
         let_arrive(1)
         started = time.time()
         command = [sys.executable, __file__, "--go-on", str(folder)]
-        told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        called, delivered = map(float, told.stdout.split()[-2:])
+        done_process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        called, delivered = map(float, done_process.stdout.split()[-2:])
         taken["from the start of the process"].append(delivered - started)
         taken["from the call of stream"].append(delivered - called)
     return [Figure(f"restart, first deliveries {name}: s", values, 1) for name, values in taken.items()]
 
 
 def go_on(folder: Path) -> None:
-    """Go on with the pipeline of a folder until its files are taken; print when it was called and when it delivered."""
+    """Resume the pipeline of a folder until its files are processed; print when it was called and when it delivered."""
     spark = session(MASTER, settings={"spark.driver.memory": "2g"})
     called, clock = time.time(), time.perf_counter()
     course = Course(spark, folder, trigger={"availableNow": True})

@@ -1,9 +1,9 @@
-"""How fast do subscribers move, with their differences, while messages come? The setting of the AP+-Tree paper.
+"""How fast are moves with their differences while messages arrive? The setting of the AP+-Tree paper.
 
 Boolean subscriptions of 1 to 5 words, each a square around an object that drives on a road network (Brinkhoff's
-generator, road_network.py). Messages of 9 words at points of the same network; words of both are those of posts of
-Twenty Newsgroups. In each timestamp of 30 s a share of the subscribers moves, and new messages come, each active for 10
-timestamps. What is timed are the public calls: `move(table)` and `publish_batch(table)`.
+generator, road_network.py). Messages of 9 words at points of the same network; the words of both are those of Twenty
+Newsgroups posts. In each timestamp of 30 s a share of the subscribers moves and new messages arrive, each active for 10
+timestamps. The public calls are timed: `move(table)` and `publish_batch(table)`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import nearcast as nc
-from harness.memory import forget_peak, peak_bytes
+from harness.memory import peak_bytes, reset_peak
 from harness.provenance import provenance, write_json
 from harness.road_network import Network, Objects, advance, network, objects, points_of
 from harness.sweeping import console
@@ -37,7 +37,7 @@ SPACE = nc.Planar(-0.6, -0.6, 1.6, 1.6)
 
 
 def main() -> None:
-    """Measure, print tables, and write JSON if asked."""
+    """Measure, print tables, and write JSON if requested."""
     options = parser().parse_args()
     results = {}
     for name in options.networks:
@@ -60,14 +60,14 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--mobility", type=float, default=0.2, help="share that moves (default %(default)s)")
     result.add_argument("--region", type=float, default=1e-4, help="share of the space (default %(default)s)")
     result.add_argument("--velocity", type=float, default=1.0, help="in units of medium (default %(default)s)")
-    result.add_argument("--timestamps", type=int, default=5, help="that are timed (default %(default)s)")
+    result.add_argument("--timestamps", type=int, default=5, help="timed timestamps (default %(default)s)")
     result.add_argument("--threads", type=int, default=2, help="(default %(default)s)")
     result.add_argument("--json", metavar="FILE", help="also write the figures here")
     return result
 
 
 def posts() -> Points | None:
-    """Return the word numbers of all posts, None if their file is not here."""
+    """Return the word numbers of all posts, None if their file is missing."""
     path = DATA / "newsgroups20_docs.parquet"
     if not path.exists():
         return None
@@ -78,7 +78,7 @@ def posts() -> Points | None:
 
 
 class World:
-    """Subscribers on the road, and messages at its points."""
+    """Subscribers on a road network, and messages at its points."""
 
     def __init__(self, roads: Network, words: Points, options: Any):
         self.roads, self._words = roads, words
@@ -123,7 +123,7 @@ class World:
         )
 
     def positions(self, share: float, timestamp: int) -> pa.Table:
-        """Let a share of the subscribers drive; return where they are."""
+        """Let a share of the subscribers drive; return their positions."""
         n = self.subscribers.nodes.size
         rows = np.sort(self._draw.choice(n, int(share * n), replace=False))
         advance(self.roads, self.subscribers, rows, seed=2000 + timestamp)
@@ -133,7 +133,7 @@ class World:
 
 def figures_of(world: World, options: Any) -> dict[str, Any]:
     """Return the figures of one network."""
-    forget_peak()
+    reset_peak()
     n_new = options.active // N_ACTIVE_TIMESTAMPS
     vocabulary = nc.Vocabulary.fit(world.messages(min(50_000, options.active), -1000)["keywords"].combine_chunks())
     broker = nc.Broker(
@@ -145,7 +145,7 @@ def figures_of(world: World, options: Any) -> dict[str, Any]:
     for timestamp in range(-N_ACTIVE_TIMESTAMPS, 0):
         broker.publish_batch(world.messages(n_new, timestamp))
     figures: dict[str, list[float]] = {name: [] for name in ("timestamp", "moves", "messages", "changes", "matches")}
-    # The first timestamp compiles what is not compiled yet, and finds more to merge than the others.
+    # The first timestamp may still compile kernels, and merges more segments than the others.
     for timestamp in range(options.timestamps + 1):
         positions, messages = world.positions(options.mobility, timestamp), world.messages(n_new, timestamp)
         answers: list[pa.Table] = []

@@ -1,8 +1,8 @@
 """The sweeps of the AP+-Tree paper for subscribers who move, beside a grid with ranked lists, as plots.
 
-Ours is timed twice: as the whole call `move(table)` of a broker with one thread, and without its tables: finding the
-differences and keeping the index. The latter is what SS-Index and KK-Index (published/moving.py) are timed for. All
-must find the same number of changes.
+Ours is timed twice: the whole call `move(table)` of a broker with one thread, and the same without tables: computing
+the differences and updating the index, as SS-Index and KK-Index (published/moving.py) are timed. All must find the same
+number of changes.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def arguments() -> Any:
 
 
 def several(n: int) -> list[int]:
-    """Return the sizes of the paper for its usual number."""
+    """Return 0.5 to 2.5 times a number, as in the paper."""
     return [n * halves // 2 for halves in range(1, 6)]
 
 
@@ -148,7 +148,7 @@ def figures_of(world_of: Callable[[Any], World], options: Any) -> dict[str, dict
     n_changes: list[float] = []
     for timestamp in range(options.timestamps + 1):
         positions = world.positions(options.mobility, timestamp)
-        # What has expired is looked at by none.
+        # No index reads expired messages.
         assert broker._parts.active is not None
         broker.advance(timestamp * TIMESTAMP)
         messages = active_columns(broker._parts.active)
@@ -166,7 +166,7 @@ def figures_of(world_of: Callable[[Any], World], options: Any) -> dict[str, dict
             read[name].append(found[0][1] / positions.num_rows)
         n_changes.append(answers[0].num_rows / positions.num_rows)
         broker.publish_batch(world.messages(n_new, timestamp))
-        # The first timestamp compiles what is not compiled yet.
+        # The first timestamp may still compile kernels.
         for name, time in taken.items() if timestamp > 0 else ():
             times[name].append(1e6 * time / positions.num_rows)
     return {
@@ -180,7 +180,7 @@ def figures_of(world_of: Callable[[Any], World], options: Any) -> dict[str, dict
 
 
 def timed(call: Callable[[Any], Any], times: list[float]) -> Callable[[Any], Any]:
-    """Return a call that also notes how long it takes."""
+    """Return a function that also records the seconds of each call."""
 
     def noted(given: Any) -> Any:
         answers: list[Any] = []
@@ -191,7 +191,7 @@ def timed(call: Callable[[Any], Any], times: list[float]) -> Callable[[Any], Any
 
 
 def active_columns(active: ActiveMessages) -> MessageColumns:
-    """Return the active messages as columns, as far as the others need them."""
+    """Return the active messages as columns, with the fields that the published indexes read."""
     arrays, _ = active.state()
     nothing = np.zeros(0)
     x, y, offsets, ids = (arrays[name] for name in ("x", "y", "token_offsets", "token_ids"))

@@ -1,13 +1,13 @@
 """How even is the load of nearest subscriptions? Figures 8 to 10 of DkM-SKS: time of an update, and balance.
 
-A worker is a broker with some of the subscriptions, and hears every message. Once messages have come that subscriptions
-have their results of, the partitioners divide the subscriptions. In each time-stamp then come messages, subscriptions,
-given to a worker by the partitioner, and as many others go. Workers take these in one after another on one core, and
-the clock counts what the thread computes. The *update* is that of the busiest worker, as if each had a core like this
-one, and the placing of new subscriptions, which is done in one place. *Balance*, as in the paper, is by how much the
-busiest and the least busy differ in what they spend on messages; equal workers would differ too, as measured times do.
-The *load* is a count: the postings that the messages of all time-stamps should hit, by the first plan. Partitioners
-take turns, and all must have the changes that one broker has.
+A worker is a broker with some of the subscriptions, and receives every message. After the first messages, which give
+subscriptions their results, the partitioners assign the subscriptions. Then in each time-stamp messages arrive,
+subscriptions are added to the workers that the partitioner chooses, and as many others are removed. Workers run one
+after another on one core, and processor time of the thread is measured. The *update* is that of the busiest worker, as
+if each had a core like this one, plus the placing of new subscriptions, which is done in one place. *Balance*, as in
+the paper, is the difference between the busiest and the least busy worker in time spent on messages; equal workers
+would differ too, as measured times do. The *load* is a count: the postings that the messages of all time-stamps are
+expected to hit, by the first plan. Partitioners alternate, and all must give the changes of one broker.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from harness.timing import cpu_seconds, spread
 from harness.topk_contest import drawn_ks, interest_table
 from harness.workloads import SIMILAR_WORKLOADS, Workload
 from nearcast.columns import MessageColumns, SubscriptionColumns, rows_between, taken
+from nearcast.partition.measures import report
 from nearcast.partition.protocol import stacked_placements
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
 
 OUT = RESULTS / "nearest-shards"
-# Those of the paper, SOP whose new subscriptions stay in their cell, and the plainest of all.
+# Those of the paper, SOP with new subscriptions in their cell, and hashing as the simplest.
 SIDES = ("dkm", "kop", "sop", "sop-cells", "hash")
 PANELS = {
     "update_ms": "update, ms of the busiest worker\na time-stamp",
@@ -45,12 +45,12 @@ PANELS = {
     "load": "postings to be hit by the first plan,\nbusiest worker over the mean",
 }
 MEMBERS_OF_A_SUBSET = 5
-# What is published at once before: while subscriptions have few results, each message changes many of them.
-FIRST_PORTION, MAX_PORTION = 16, 5_000
+# The first batch size: while subscriptions have few results, each message changes many of them.
+FIRST_CHUNK, MAX_CHUNK = 16, 5_000
 
 
 class Setting(NamedTuple):
-    """How many subscriptions, workers, and results of a subscription at most."""
+    """The numbers of subscriptions and workers, and the largest k."""
 
     subscriptions: int
     workers: int = 20
@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 
 
 class Timestamps(NamedTuple):
-    """How many messages come before; then, in a time-stamp, how many messages, and subscriptions that come and go."""
+    """The number of messages before; then, in a time-stamp, of messages and of subscriptions added and removed."""
 
     before: int
     messages: int = 1_000
@@ -66,7 +66,7 @@ class Timestamps(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a time-stamp brings: messages, and the subscriptions that come, also as columns, and go."""
+    """The input of a time-stamp: messages, added subscriptions, also as columns, and removed ones."""
 
     messages: pa.Table
     coming: pa.Table
@@ -75,7 +75,7 @@ class News(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Seconds of a time-stamp: of placing subscriptions, and of each worker for messages and for subscriptions."""
+    """Seconds of a time-stamp: for placing subscriptions, and of each worker for messages and for subscriptions."""
 
     placing: float
     publishing: Any
@@ -88,28 +88,28 @@ class Side:
     def __init__(
         self, name: str, columns: SubscriptionColumns, statistics: Statistics, tried: MessageColumns, setting: Setting
     ):
-        # The paper's subsets have about so many members; its gamma_1 is chosen for 10 million subscriptions.
+        # Subsets have about this many members in the paper, whose gamma_1 is chosen for 10 million subscriptions.
         gamma_1 = max(1, setting.subscriptions // (MEMBERS_OF_A_SUBSET * setting.workers))
         options = {"gamma_1": gamma_1} if name == "dkm" else {}
         self._partitioner, placement = PARTITIONERS[name].fit(columns, statistics, setting.workers, **options)
         self.load = report(self._partitioner, placement, columns, tried).measured.busiest_over_mean
-        self._placement = placement  # by id; nobody has two homes
+        self._placement = placement  # by id; no subscription is replicated
         assert placement.shards.size == setting.subscriptions
         self._workers: list[nc.Broker] = []
 
     def fill(self, vocabulary: nc.Vocabulary, subscriptions: pa.Table, before: list[pa.Table]) -> None:
-        """Give the workers their subscriptions, and the messages that came before."""
+        """Register the subscriptions of the workers, and publish the messages before the first time-stamp."""
         for number in range(self._partitioner.n_shards):
             rows = np.flatnonzero(self._placement.shards == number)
             self._workers.append(broker_of(vocabulary, subscriptions.take(pa.array(rows)), before))
 
     def update(self, news: News, first: int) -> tuple[Taken, list[pa.Table]]:
-        """Take in a time-stamp, the worker `first` before the others; return the times, and the changes."""
+        """Run a time-stamp, the worker `first` before the others; return the times and the changes."""
         homes: list[Any] = []
         placing = cpu_seconds(lambda: homes.append(self._placed(news)))
         tables: list[pa.Table] = []
         publishing, changing = np.zeros((2, len(self._workers)))
-        # Or the first worker would fetch the words and messages into the caches for all.
+        # Otherwise the first worker would load words and messages into the CPU caches for all.
         self._workers[0].analyze(news.messages)
         for number in np.roll(np.arange(len(self._workers)), -first).tolist():
             worker = self._workers[number]
@@ -120,7 +120,7 @@ class Side:
         return Taken(placing, publishing, changing), tables
 
     def _placed(self, news: News) -> Any:
-        """Return the workers of the subscriptions that come; those that go give up their places."""
+        """Return the workers of the added subscriptions; the removed ones are removed from the partitioner."""
         self._partitioner.remove(self._placement.taken(news.going))
         added = self._partitioner.add(news.coming_columns)
         self._placement = stacked_placements([self._placement, added])
@@ -128,7 +128,7 @@ class Side:
 
 
 def change(worker: nc.Broker, coming: pa.Table, going: list[int]) -> None:
-    """Let subscriptions come and others go."""
+    """Add subscriptions, and remove others."""
     if coming.num_rows:
         worker.subscribe(coming)
     if going:
@@ -147,7 +147,7 @@ class Workers:
         self._statistics = Statistics.of(rows_between(messages, 0, stamps.before), SPACE, size=20_000)
         self._tried = rows_between(messages, stamps.before, messages.x.size)
         stream = message_table(workload, points)
-        self._before = portions(stream.slice(0, stamps.before))
+        self._before = growing_chunks(stream.slice(0, stamps.before))
         starts = range(stamps.before, stream.num_rows, stamps.messages)
         self._rounds = [stream.slice(start, stamps.messages) for start in starts]
 
@@ -168,14 +168,14 @@ class Workers:
                 taken_times, tables = side.update(news, number)
                 if changes(tables) != expected:
                     raise RuntimeError(f"{self.workload.name}, {name}, {setting}: changes differ from one broker's")
-                # The first time-stamp compiles what is not compiled yet.
+                # The first time-stamp may still compile kernels.
                 times[name] += [taken_times] if number else []
             n_changes += len(expected) if number else 0
         counts = {"changes": n_changes / (self._n_rounds * self._stamps.messages)}
         return {name: figures_of(several) | {"load": sides[name].load} | counts for name, several in times.items()}
 
     def _news(self, whole: nc.Broker, messages: pa.Table, setting: Setting, number: int) -> News:
-        """Return what a time-stamp brings; the broker that has all subscriptions takes them in and gives them up."""
+        """Return the input of a time-stamp; it is applied to the broker with all subscriptions too."""
         churn = self._stamps.churn
         coming = self._table(setting, setting.subscriptions + number * churn, churn)
         going = np.arange(number * churn, (number + 1) * churn)
@@ -200,7 +200,7 @@ def figures_of(times: list[Taken]) -> dict[str, Any]:
 
 
 def broker_of(vocabulary: nc.Vocabulary, subscriptions: pa.Table, before: list[pa.Table]) -> nc.Broker:
-    """Return a broker with subscriptions, after messages."""
+    """Return a broker with subscriptions that has received messages."""
     broker = nc.Broker(space=SPACE, vocabulary=vocabulary)
     if subscriptions.num_rows:
         broker.subscribe(subscriptions)
@@ -209,12 +209,12 @@ def broker_of(vocabulary: nc.Vocabulary, subscriptions: pa.Table, before: list[p
     return broker
 
 
-def portions(messages: pa.Table) -> list[pa.Table]:
-    """Return messages in batches, each twice as large as the one before."""
-    found, start, size = [], 0, FIRST_PORTION
+def growing_chunks(messages: pa.Table) -> list[pa.Table]:
+    """Return messages in batches, each twice as large as the previous one."""
+    found, start, size = [], 0, FIRST_CHUNK
     while start < messages.num_rows:
         found.append(messages.slice(start, size))
-        start, size = start + size, min(2 * size, MAX_PORTION)
+        start, size = start + size, min(2 * size, MAX_CHUNK)
     return found
 
 
@@ -264,7 +264,7 @@ def main() -> None:
     names = sweeps([], Setting(0), Timestamps(0))
     parser = sweep_parser(__doc__, names, SIMILAR_WORKLOADS, OUT, usual=["poi", "tweets"], has_full=False)
     parser.add_argument("--subscriptions", type=int, default=20_000, help="(default %(default)s)")
-    parser.add_argument("--before", type=int, default=10_000, help="messages that come before (default %(default)s)")
+    parser.add_argument("--before", type=int, default=10_000, help="messages before (default %(default)s)")
     options = parser.parse_args()
     n = options.subscriptions
     stamps = Timestamps(options.before, *([options.messages] if options.messages else []))

@@ -1,10 +1,10 @@
-"""How are subscriptions best divided among shards? The tables of DSkype and DkM-SKS, in counts that are no times.
+"""How are subscriptions best assigned to shards? The tables of DSkype and DkM-SKS, in counts instead of times.
 
 DSkype (section 8.2): replicas and messages shipped of hash, location, keyword and prefix, for top-k subscriptions on
-three data sets and 4 to 32 shards. The floors of scores that the prefix needs are those of the sample: the k-th best
-score of each subscription among the messages that it has seen.
+three data sets and 4 to 32 shards. The floors that the prefix needs are those of the sample: the k-th best score of
+each subscription among the messages of the fit.
 
-DkM-SKS (section 5): how even the loads are of 20 workers, for nearest subscriptions on places of interest; and the same
+DkM-SKS (section 5): balance of the loads of 20 workers, for nearest subscriptions on places of interest; and the same
 for boolean subscriptions, whose costs differ far more.
 """
 
@@ -34,9 +34,9 @@ from harness.workloads import DATA, poi
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.jit import kernel
 from nearcast.kernels.verify import NEAREST, TOPK
+from nearcast.partition.measures import Report, draw, report
 from nearcast.partition.protocol import Partitioner, Placement
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.partition.report import Report, draw, report
 from nearcast.partition.statistics import Statistics
 from nearcast.scoring.spatial import blend, spatial_similarity
 from nearcast.scoring.textual import unit_vectors
@@ -58,7 +58,7 @@ MAX_TRIED = 5_000
 
 
 class Data:
-    """A data set: a third of the messages to learn from, a third to try, the others to make subscriptions of."""
+    """A data set: a third of the messages to fit to, a third to measure with, the others to make subscriptions of."""
 
     def __init__(self, name: str, n_subscriptions: int, n_messages: int, *, seed: int = 7):
         table = pq.read_table(DATA / f"{name}.parquet", columns=["lon", "lat", "text"])
@@ -78,7 +78,7 @@ class Data:
             for rows in (has_words[:n_messages], has_words[n_messages : 2 * n_messages], has_words[2 * n_messages :])
         )
         self.statistics = Statistics.of(self.learned, self.space, size=n_messages)
-        # A small data set is drawn from again.
+        # Messages of a small data set are drawn repeatedly.
         rows = np.concatenate([np.arange(rest.x.size), draw_rows.integers(0, rest.x.size, n_subscriptions)])
         self.sources = taken_messages(rest, rows[:n_subscriptions])
 
@@ -132,7 +132,7 @@ def floors_of(subscriptions: SubscriptionColumns, messages: MessageColumns, max_
 
 @kernel
 def kth_scores(s: Any, m: Any, word_offsets: Any, word_rows: Any, word_units: Any, max_dist: float) -> Any:
-    """Return the k-th best scores; `word_rows` are the messages of each word, `word_units` its weights there."""
+    """Return the k-th best scores; `word_rows` has the messages of each word, `word_units` its weight in each."""
     floors = np.zeros(s.kinds.size)
     alike = np.zeros(m.x.size)
     touched = np.empty(m.x.size, np.int64)
@@ -167,14 +167,14 @@ def dskype_rows(name: str, n_subscriptions: int, n_messages: int) -> list[dict[s
     data = Data(name, n_subscriptions, n_messages)
     columns = data.subscriptions(TOPK, np.full(data.sources.x.size, K))
     floors = floors_of(columns, data.learned, data.space.max_dist)
-    # Each hits thousands of postings, so a few of them will do.
+    # Each hits thousands of postings, so a few messages are enough.
     tried = taken_messages(data.tried, np.arange(min(MAX_TRIED, data.tried.x.size)))
     rows = []
     for n_shards in SHARDS:
         for partitioner_name in DSKYPE:
             partitioner, placement, seconds = planned(partitioner_name, columns, data.statistics, n_shards, floors)
-            told = report(partitioner, placement, columns, tried)
-            rows.append(measures(name, told, seconds))
+            measured_plan = report(partitioner, placement, columns, tried)
+            rows.append(measures(name, measured_plan, seconds))
             say(rows[-1])
     return rows
 
@@ -182,7 +182,7 @@ def dskype_rows(name: str, n_subscriptions: int, n_messages: int) -> list[dict[s
 def planned(
     name: str, columns: SubscriptionColumns, statistics: Statistics, n_shards: int, floors: Any | None
 ) -> tuple[Partitioner, Placement, float]:
-    """Return a plan as in DSkype, where windows are apart, and how long it took."""
+    """Return a plan as in DSkype, where windows are apart, and the seconds it took."""
     kind = PARTITIONERS[name]
     has_replicas = name in ("keyword", "prefix", "spatial-first", "keyword-first")
     options = {"window_apart": True} if has_replicas else {}
@@ -190,7 +190,7 @@ def planned(
     partitioner, placement = kind.fit(columns, statistics, n_shards, **options)
     seconds = time.perf_counter() - started
     if has_replicas and floors is not None and name != "keyword":
-        # Once the subscriptions have results, their prefixes are shorter than all of their words.
+        # With results the prefix of a subscription is shorter than its list of words.
         placed = kind(statistics, n_shards, **options)
         placed._restore(partitioner.arrays())
         return placed, placed.add(columns, floors=floors), seconds
@@ -229,25 +229,25 @@ def plans_of(
         started = time.perf_counter()
         partitioner, placement = PARTITIONERS[name].fit(subscriptions, statistics, WORKERS)
         seconds = time.perf_counter() - started
-        told = report(partitioner, placement, subscriptions, tried)
-        plans.append((partitioner, placement, told))
-        rows.append(measures(data_name, told, seconds))
+        measured_plan = report(partitioner, placement, subscriptions, tried)
+        plans.append((partitioner, placement, measured_plan))
+        rows.append(measures(data_name, measured_plan, seconds))
         say(rows[-1])
     return plans, rows
 
 
-def measures(name: str, told: Report, seconds: float) -> dict[str, Any]:
-    """Return what is kept of a report."""
+def measures(name: str, measured_plan: Report, seconds: float) -> dict[str, Any]:
+    """Return the measures of a report that are written."""
     return {
         "data": name,
-        "partitioner": told.partitioner,
-        "shards": told.n_shards,
-        "replication": round(told.replication, 3),
-        "shipping": round(told.hit_shipping, 3),
-        "expected_shipping": round(told.expected_shipping, 3),
-        "busiest_over_mean": [round(b.busiest_over_mean, 3) for b in (told.expected, told.measured)],
-        "spread_over_mean": [round(b.spread_over_mean, 3) for b in (told.expected, told.measured)],
-        "postings_hit_by_a_message": round(sum(told.measured.loads), 1),
+        "partitioner": measured_plan.partitioner,
+        "shards": measured_plan.n_shards,
+        "replication": round(measured_plan.replication, 3),
+        "shipping": round(measured_plan.hit_shipping, 3),
+        "expected_shipping": round(measured_plan.expected_shipping, 3),
+        "busiest_over_mean": [round(b.busiest_over_mean, 3) for b in (measured_plan.expected, measured_plan.measured)],
+        "spread_over_mean": [round(b.spread_over_mean, 3) for b in (measured_plan.expected, measured_plan.measured)],
+        "postings_hit_by_a_message": round(sum(measured_plan.measured.loads), 1),
         "seconds_to_plan": round(seconds, 2),
     }
 
@@ -264,10 +264,10 @@ def say(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Make the tables of the data sets that are here."""
+    """Make the tables of the available data sets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subscriptions", type=int, default=100_000)
-    parser.add_argument("--messages", type=int, default=30_000, help="learned from, and as many tried")
+    parser.add_argument("--messages", type=int, default=30_000, help="to fit to, and as many to measure with")
     parser.add_argument("--only", choices=["dskype", "dkm", "boolean"])
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for the data")
     parser.add_argument("--maps", type=Path, metavar="FOLDER", help="also draw the plans as maps here")

@@ -1,8 +1,8 @@
-"""Where does Nearcast stand beside what a practitioner would use instead? Boolean subscriptions, on one core.
+"""How does Nearcast compare with the systems that a practitioner would use instead? Boolean subscriptions, on one core.
 
-Every peer runs in a process of its own, all of them on one core, and takes turns with the others in each round. Each
-round has messages of its own. Peers differ by orders of magnitude, so a peer takes as many messages of a round as it
-answers in a few seconds; its pairs must be those of Nearcast, or the run stops.
+Every peer runs in its own process, all on one core, and alternates with the others in each round. Each round has new
+messages. Peers differ by orders of magnitude, so a peer gets the number of messages of a round that it answers in a few
+seconds; its pairs must be those of Nearcast, or the run stops.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ COLUMNS = {
     "matches": "results a message",
     "messages": "messages a round",
     "prepare_s": "prepare, s",
-    "bytes": "bytes a subscription, told",
+    "bytes": "bytes a subscription, reported",
     "grown": "... grown",
     "peak_mb": "peak RSS, MB",
 }
 
 
 def main() -> None:
-    """Measure, print tables, and write JSON if asked."""
+    """Measure, print tables, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--subscriptions", type=int, default=100_000, help="(default %(default)s)")
     parser.add_argument("--messages", type=int, default=10_000, help="most of a round (default %(default)s)")
@@ -90,7 +90,7 @@ def contest(workload: Workload, options: Any) -> dict[str, Any]:
     try:
         for name in dict.fromkeys([OURS, *options.peers]):
             console.log(f"{workload.name}: {label(name)}: preparing")
-            # No more than ours has, or the others could not be held against it.
+            # At most the messages of ours, since its pairs are the reference.
             some = rounds[0].slice(0, figures[OURS]["messages"] if OURS in figures else n_messages)
             try:
                 workers[name] = Worker(name)
@@ -120,7 +120,7 @@ def contest(workload: Workload, options: Any) -> dict[str, Any]:
 
 
 def skip(name: str, reason: str, workers: dict[str, Worker], skipped: dict[str, str]) -> None:
-    """Leave a peer out from now on, and say why; without ours there is nothing to compare with."""
+    """Leave a peer out from now on, and record the reason; raise if it is ours, the reference."""
     if name == OURS:
         raise RuntimeError(f"{label(name)}: {reason}")
     skipped[name] = reason
@@ -130,7 +130,7 @@ def skip(name: str, reason: str, workers: dict[str, Worker], skipped: dict[str, 
 
 
 def rehearse(subscriptions: pa.Table, vocabulary: nc.Vocabulary, rounds: Iterable[pa.Table]) -> None:
-    """Let a broker do all that will be measured, so that its kernels are compiled before."""
+    """Run everything that is measured in a broker, so that its kernels are compiled before."""
     with closing(Worker(OURS)) as worker:
         worker.prepare(subscriptions, vocabulary)
         for messages in rounds:
@@ -140,14 +140,14 @@ def rehearse(subscriptions: pa.Table, vocabulary: nc.Vocabulary, rounds: Iterabl
 def prepared(
     worker: Worker, subscriptions: pa.Table, vocabulary: nc.Vocabulary, messages: pa.Table, options: Any
 ) -> dict[str, Any]:
-    """Return how a peer took in the subscriptions, and how many messages it shall have a round; it is warm then."""
+    """Prepare and warm up a peer; return its figures so far, and its number of messages in a round."""
     n = subscriptions.num_rows
     seconds = worker.prepare(subscriptions, vocabulary)
-    told, grown = worker.n_bytes(), worker.grown()
+    n_bytes, grown = worker.n_bytes(), worker.grown()
     n_messages, rate = min(FIRST, messages.num_rows), 0.0
     while True:
         taken = min(worker.answers(messages.slice(0, n_messages)).seconds for _ in range(2))
-        # What joins whole tables is at its best with many messages at once.
+        # A system that joins whole tables is fastest with many messages at once.
         is_better, rate = n_messages / taken > 1.5 * rate, n_messages / taken
         is_quick = taken < options.seconds / 4 or (is_better and taken < 3 * options.seconds)
         if n_messages == messages.num_rows or not is_quick:
@@ -155,7 +155,7 @@ def prepared(
         n_messages = min(4 * n_messages, messages.num_rows)
     some, before = messages.slice(0, n_messages), math.inf
     for _ in range(MOST_WARM_UPS):
-        # Java compiles what it does often, so it goes on until it is no longer faster than before.
+        # Java compiles code that is called often, so the warm-up lasts until a call is no faster than the previous one.
         taken = worker.answers(some).seconds
         if taken > 0.9 * before:
             break
@@ -163,7 +163,7 @@ def prepared(
     return {
         "version": worker.version,
         "prepare_s": seconds,
-        "bytes": None if told is None else told / n,
+        "bytes": None if n_bytes is None else n_bytes / n,
         "grown": grown / n,
         "messages": n_messages,
     }
@@ -176,9 +176,9 @@ def measured(
     what: str,
     skipped: dict[str, str],
 ) -> dict[str, list[float]]:
-    """Return the seconds of each peer in each round; note how many results a message has; raise if answers differ.
+    """Return the seconds of each peer in each round; record the results per message; raise if answers differ.
 
-    A peer that fails in a round is left out, and `skipped` says why.
+    A peer that fails in a round is left out, and `skipped` has the reason.
     """
     times: dict[str, list[float]] = {name: [] for name in workers}
     n_results = dict.fromkeys(workers, 0)

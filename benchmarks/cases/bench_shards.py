@@ -1,9 +1,9 @@
-"""How far do shards carry? Boolean subscriptions among 1 to 32 shards by every partitioner: counts, and throughput.
+"""How do shards scale? Boolean subscriptions on 1 to 32 shards by every partitioner: counts, and throughput.
 
-Every shard is an index of its own; its share of the messages is matched alone on one core, shard after shard, so that
-shards do not disturb each other as they would on two cores, and the clock counts what the thread computes. Throughput
-is that of the busiest shard, as if every shard had a core like this one; routing is timed apart. Partitioners take
-turns in each round, and all must have the matches that one index has.
+Every shard is a separate index; its messages are matched alone on one core, shard after shard, so that shards do not
+slow each other down as they would on two cores, and processor time of the thread is measured. Throughput is that of the
+busiest shard, as if every shard had a core like this one; routing is timed separately. Partitioners alternate in each
+round, and all must give the matches of one index.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from harness.workloads import BOOLEAN_WORKLOADS, Workload
 from nearcast.columns import MessageColumns, SubscriptionColumns, taken_messages
 from nearcast.index.adaptive import AdaptiveIndex
 from nearcast.index.matching import Matches
+from nearcast.partition.measures import report
 from nearcast.partition.protocol import Partitioner
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
 from report.shard_plots import PANELS
 
 SHARDS = (1, 2, 4, 8, 16, 32)
-# Those that place the first subscriptions in different ways: sop-cells differs from sop in new ones alone.
+# Those that place the first subscriptions differently: sop-cells differs from sop for later ones only.
 OF_FIRST = tuple(name for name in PARTITIONERS if name != "sop-cells")
 
 
 def main() -> None:
-    """Measure, print a table, and write JSON if asked."""
+    """Measure, print a table, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--subscriptions", type=int, default=100_000, help="(default %(default)s)")
     parser.add_argument("--messages", type=int, default=10_000, help="messages of a round (default %(default)s)")
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 class Shard(NamedTuple):
-    """An index of some subscriptions; their rows among all, and as columns of their own."""
+    """An index of some subscriptions, their rows among all, and their columns."""
 
     index: AdaptiveIndex
     rows: Any
@@ -69,7 +69,7 @@ class Shard(NamedTuple):
 
 
 def workload_figures(workload: Workload, options: Any) -> dict[str, Any]:
-    """Return a row for each number of shards and partitioner, and what else a model of scaling needs."""
+    """Return a row for each number of shards and partitioner, and the other inputs of the scaling model."""
     columns = Columns(workload)
     subscriptions = columns.of_subscriptions(workload.subscriptions(options.subscriptions))
     statistics = Statistics.of(columns.of_messages(workload.history), SPACE, size=30_000)
@@ -85,13 +85,13 @@ def workload_figures(workload: Workload, options: Any) -> dict[str, Any]:
         sides = {}
         for name in options.partitioners:
             partitioner, placement = PARTITIONERS[name].fit(subscriptions, statistics, n_shards)
-            told = report(partitioner, placement, subscriptions, rounds[0])
-            held = [placement.slots[placement.shards == shard] for shard in range(n_shards)]
-            shards = [shard_of(slots, subscriptions, columns.vocabulary) for slots in held]
-            sides[name] = (partitioner, shards, told)
+            measures = report(partitioner, placement, subscriptions, rounds[0])
+            shard_slots = [placement.slots[placement.shards == shard] for shard in range(n_shards)]
+            shards = [shard_of(slots, subscriptions, columns.vocabulary) for slots in shard_slots]
+            sides[name] = (partitioner, shards, measures)
         times = measured(workload.name, sides, rounds, expected)
-        for name, (_, shards, told) in sides.items():
-            rows.append({"partitioner": name, "shards": n_shards, **figures_of(told, shards, times[name], options)})
+        for name, (_, shards, measures) in sides.items():
+            rows.append({"partitioner": name, "shards": n_shards, **figures_of(measures, shards, times[name], options)})
     table = message_table(workload, stream)
     return {
         "workload": workload.name,
@@ -127,7 +127,7 @@ def measured(
     rounds: list[MessageColumns],
     expected: list[Matches],
 ) -> dict[str, list[Turn]]:
-    """Return the turns of each partitioner; the first round warms up. Raise if matches are lost or wrong."""
+    """Return the times of each partitioner by round, without the warm-up; raise if matches are missing or wrong."""
     turns: dict[str, list[Turn]] = {name: [] for name in sides}
     with one_core():
         for number, messages in enumerate(rounds):
@@ -140,7 +140,7 @@ def measured(
 
 
 def turn_of(partitioner: Partitioner, shards: list[Shard], messages: MessageColumns) -> tuple[Turn, Matches]:
-    """Return how long routing and each shard take for messages, and what they find together, each match once."""
+    """Return the seconds of routing and of each shard for messages, and their matches without duplicates."""
     shipped: list[Any] = []
     route = cpu_seconds(lambda: shipped.append(partitioner.message_shards(messages)))
     times, rows, slots = [], [], []
@@ -155,14 +155,14 @@ def turn_of(partitioner: Partitioner, shards: list[Shard], messages: MessageColu
     return Turn(route, times), answers[0]._replace(rows=pairs >> 32, slots=pairs & 0xFFFFFFFF)
 
 
-def figures_of(told: Any, shards: list[Shard], turns: list[Turn], options: Any) -> dict[str, Any]:
+def figures_of(measures: Any, shards: list[Shard], turns: list[Turn], options: Any) -> dict[str, Any]:
     """Return counts and times of one partitioner and number of shards."""
     n = options.messages
     return {
-        "replication": told.replication,
-        "shipping": told.shipping,
+        "replication": measures.replication,
+        "shipping": measures.shipping,
         "busiest_over_mean": spread([max(t.shards) * len(t.shards) / sum(t.shards) for t in turns])._asdict(),
-        "hits_busiest_over_mean": told.measured.busiest_over_mean,
+        "hits_busiest_over_mean": measures.measured.busiest_over_mean,
         "per_second": spread([n / max(t.shards) for t in turns])._asdict(),
         "busy_us": spread([1e6 * sum(t.shards) / n for t in turns])._asdict(),
         "route_us": spread([1e6 * t.route / n for t in turns])._asdict(),

@@ -1,9 +1,9 @@
 """How fast are similarity subscriptions, each with its own threshold and preference? Ours beside the filters of STAMP.
 
 The setting of the paper (section VII-A): 1 to 5 words of a sampled message at its place, text_weight from 0 to 1 and
-threshold from 0.5 to 1, both drawn evenly; words weigh their inverse document frequency; max_dist is the largest
-distance between points. On one core; contest.py says how the indexes take turns, and that the run stops if answers
-differ.
+threshold from 0.5 to 1, both drawn evenly; the weight of a word is its inverse document frequency; max_dist is the
+largest distance between points. On one core; contest.py describes how the indexes alternate, and stops the run if
+answers differ.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COLUMNS = {
 
 
 def main() -> None:
-    """Measure, print tables, and write JSON if asked."""
+    """Measure, print tables, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--subscriptions", type=int, nargs="+", default=[1_000_000], help="(default 1,000,000)")
     parser.add_argument(
@@ -49,7 +49,7 @@ def main() -> None:
         nargs="*",
         default=list(SIMILAR_INDEXES),
         choices=SIMILAR_INDEXES | UNCHOSEN,
-        help="beside ours (default: those that the paper compares)",
+        help="compared with ours (default: those of the paper)",
     )
     parser.add_argument("--messages", type=int, default=100, help="messages of a round (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")

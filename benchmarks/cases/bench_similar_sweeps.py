@@ -1,8 +1,8 @@
 """How does the time to match a message grow? The sweeps of the STAMP paper (section VII-C), ours and its filters.
 
 Threshold, text_weight, words of a message and of a subscription, number of subscriptions, updates, and the other
-similarities. What is not varied is drawn as bench_similar.py says. On one core; contest.py says how the indexes take
-turns.
+similarities. Other parameters are drawn as in bench_similar.py. On one core; contest.py describes how the indexes
+alternate.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MATCHING = {
     "matches": "results a message",
 }
 UPDATES = {"insert_us": "insertion,\nµs a subscription", "us": MATCHING["us"]}
-# Updates are inserted by so large a part of what was built at once.
+# Updates are inserted in batches of this share of the subscriptions that were built at once.
 UPDATE_SHARE = 0.1
 
 
 class Extent(NamedTuple):
-    """How many subscriptions the sweeps take, and messages each of their rounds."""
+    """Numbers of subscriptions of the sweeps, and of messages in a round."""
 
     subscriptions: int
     sizes: list[int]
@@ -106,12 +106,12 @@ def sweeps(extent: Extent) -> dict[str, Sweep]:
 
 
 def ticks(*values: float) -> dict[str, float]:
-    """Return values by their label."""
+    """Return the values by label."""
     return {f"{value:g}": value for value in values}
 
 
 def with_message_words(contest: Contest, n: int, n_words: int) -> dict[str, Figures]:
-    """Return the figures of matching messages of so many words."""
+    """Return the figures of matching messages with a number of words."""
     contest.take_messages(contest.workload.long_messages(contest.n_streamed, n_words))
     figures = contest.matching(contest.workload.interests(n))
     contest.take_messages(usual_messages(contest.workload, contest.n_streamed))
@@ -119,7 +119,7 @@ def with_message_words(contest: Contest, n: int, n_words: int) -> dict[str, Figu
 
 
 def updated(contest: Contest, n: int, share: float) -> dict[str, Figures]:
-    """Return the figures of inserting a share of what was built at once, and of matching afterwards."""
+    """Return the figures of inserting a further share of subscriptions, and of matching afterwards."""
     n_all = round(n * (1 + share))
     return contest.upkeep(contest.workload.interests(n_all), n / n_all, max(1, round(n * UPDATE_SHARE)))
 
@@ -127,7 +127,7 @@ def updated(contest: Contest, n: int, share: float) -> dict[str, Figures]:
 def main() -> None:
     """Measure, write JSON, and print tables."""
     parser = sweep_parser(__doc__, sweeps(QUICK), SIMILAR_WORKLOADS, OUT)
-    parser.add_argument("--subscriptions", type=int, help="for the sweeps of anything but their number")
+    parser.add_argument("--subscriptions", type=int, help="of all sweeps but that of their number")
     options = parser.parse_args()
     given = {name: getattr(options, name) for name in Extent._fields if getattr(options, name) is not None}
     extent = (FULL if options.full else QUICK)._replace(**given)

@@ -1,13 +1,13 @@
-"""How fast is the pipeline on Spark? Beside an embedded broker, a plain join, and a clock.
+"""How fast is the pipeline on Spark? Compared with an embedded broker and a plain join; latency and restart.
 
-stream    batches through the stream, in turn with an embedded broker of two threads on the same tables, and with a
+stream    batches through the stream, alternating with an embedded broker of two threads on the same tables, and with a
           plain join on cell and rarest keyword that writes its deliveries as files too, its keys in memory
 join      the same matches from a plain join on cell and rarest keyword: both from tables alone, then both with all
           that can be built before, the indexes of the plan and the keys of the subscriptions in memory
 latency   from the arrival of a small file to its deliveries, at half of the load that can be sustained
-empty     a batch of a file without rows, with four shards, in a Java that is warm; where no file comes, Spark runs no
+empty     a batch of a file without rows, with four shards, after warm-up of Java; without a file Spark runs no
           batch
-restart   a fresh process goes on with a full window: from its start to the first deliveries
+restart   a fresh process resumes with a full window: from its start to the first deliveries
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from nearcast.spark.build import Planned
 from peers.spark_join import keys_of, plain_join
 
 N_WARM = 2
-# Java makes small batches faster and faster, for some hundred of them.
+# Java's compiler speeds up small batches for the first hundreds of them.
 N_WARM_SMALL = 200
 MASTER = "local[2,4]"
 MESSAGES = "id long, x double, y double, keywords array<string>"
@@ -52,7 +52,7 @@ log = Console(stderr=True, log_path=False, soft_wrap=True).log
 
 
 def main() -> None:
-    """Measure, print a table, and write JSON if asked."""
+    """Measure, print a table, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="(default: all)")
     parser.add_argument("--subscriptions", type=int, default=100_000, help="(default %(default)s)")
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 class Bench:
-    """What the parts have in common."""
+    """The settings and data that the parts share."""
 
     def __init__(self, workload: Workload, subscriptions: pa.Table, options: Any):
         self.workload, self.options = workload, options
@@ -92,13 +92,13 @@ class Bench:
 
     @property
     def spark(self) -> SparkSession:
-        """A session that is started when it is needed first."""
+        """The Spark session, started on first use."""
         if self._spark is None:
             self._spark = session(MASTER, settings={"spark.driver.memory": "2g"})
         return self._spark
 
     def messages(self, n: int) -> pa.Table:
-        """Return so many messages."""
+        """Return `n` messages."""
         return message_table(self.workload, self.workload.stream(n))
 
     def frame(self, table: pa.Table, path: Path) -> DataFrame:
@@ -112,7 +112,7 @@ class Bench:
     def started(
         self, folder: Path, on_batch: Callable[[Any], None], first: DataFrame | None = None, **options: Any
     ) -> Any:
-        """Start a stream over the files that come into a folder, one for each batch."""
+        """Start a stream over the files that arrive in a folder, one for each batch."""
         (folder / "in").mkdir(parents=True, exist_ok=True)
         reader = self.spark.readStream.schema(MESSAGES).option("maxFilesPerTrigger", 1)
         if first is None and not (folder / "first").exists():
@@ -129,7 +129,7 @@ class Bench:
 
 
 def arrive(folder: Path, number: int, table: pa.Table) -> float:
-    """Let a file of messages appear; return when."""
+    """Add a file of messages; return the time."""
     aside = folder / f"{number}.tmp"
     pq.write_table(table, aside)
     now = time.time()
@@ -142,7 +142,7 @@ def arrive(folder: Path, number: int, table: pa.Table) -> float:
 
 
 def stream_figures(bench: Bench, folder: Path) -> list[Figure]:
-    """Return the throughput of whole batches and of their matching; an embedded broker and a plain join take turns."""
+    """Return the throughput of whole batches and of their matching, beside an embedded broker and a plain join."""
     n, rounds = bench.options.messages, bench.options.rounds
     table = bench.messages((N_WARM + rounds) * n)
     batches = [table.slice(start, n) for start in range(0, len(table), n)]
@@ -188,7 +188,7 @@ def stream_figures(bench: Bench, folder: Path) -> list[Figure]:
         raise SystemExit("the stream and the embedded broker have different deliveries")
     seen, embedded, joined, beside, progress = (part[N_WARM:] for part in (seen, embedded, joined, beside, progress))
     matching = [max(metrics["shard_publish_seconds"]) for metrics in seen]
-    # The others ran inside the trigger.
+    # The other parts are inside the trigger.
     whole = [total - other for total, other in zip(progress, beside, strict=True)]
     speeds = {"whole batches": whole, "tasks of the shards": [metrics["match_seconds"] for metrics in seen]}
     stages = [
@@ -216,9 +216,9 @@ def stream_figures(bench: Bench, folder: Path) -> list[Figure]:
 
 
 def join_figures(bench: Bench, folder: Path) -> list[Figure]:
-    """Return how long a plain join takes for what `match` does, from tables alone and with all prepared that can be.
+    """Return the seconds of `match` and of a plain join, from tables alone and with indexes and keys built before.
 
-    All have the same matches, or the run stops.
+    The run stops unless all give the same matches.
     """
     messages = bench.frame(bench.messages(bench.options.join_messages), folder / "messages")
     subscriptions = bench.frame(bench.subscriptions, folder / "subscriptions")
@@ -253,7 +253,7 @@ def join_figures(bench: Bench, folder: Path) -> list[Figure]:
 
 
 def in_turn(bench: Bench, ways: dict[str, Callable[[], DataFrame]]) -> dict[str, list[float]]:
-    """Return how long each way to the same deliveries takes, in rounds; the first round does not count."""
+    """Return the seconds of each function in alternating rounds; the first round is a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(bench.options.rounds + 1):
         log(f"join: round {number}")
@@ -272,7 +272,7 @@ def in_turn(bench: Bench, ways: dict[str, Callable[[], DataFrame]]) -> dict[str,
 
 
 def latency_figures(bench: Bench, folder: Path) -> list[Figure]:
-    """Return how long small batches take from their arrival to their deliveries."""
+    """Return the seconds from the arrival of small batches to their deliveries."""
     n_batches = bench.options.small_batches
     table = bench.messages(1_000 * (2 * n_batches + 20))
     done: dict[int, float] = {}
@@ -302,7 +302,7 @@ def latency_figures(bench: Bench, folder: Path) -> list[Figure]:
 
 
 def wait_for(query: Any, done: dict[int, float], n_batches: int) -> None:
-    """Wait until so many batches are done."""
+    """Wait until `n_batches` batches are done."""
     while (n_batches - 1) not in done:
         if not query.isActive:
             raise SystemExit(f"the query has ended: {query.exception()}")
@@ -313,19 +313,19 @@ def wait_for(query: Any, done: dict[int, float], n_batches: int) -> None:
 
 
 def empty_figures(bench: Bench, folder: Path) -> list[Figure]:
-    """Return how long a batch without messages takes with four shards."""
+    """Return the seconds of a batch without messages with four shards."""
     n_batches = bench.options.small_batches
     nothing = bench.messages(1).slice(0, 0)
     (folder / "in").mkdir()
     for number in range(N_WARM_SMALL + n_batches):
         arrive(folder, number, nothing)
-    told: list[Any] = []
+    reported: list[Any] = []
     log("empty: batches")
-    query = bench.started(folder, told.append, shards=4, trigger={"availableNow": True})
+    query = bench.started(folder, reported.append, shards=4, trigger={"availableNow": True})
     query.awaitTermination()
-    # Spark remembers a hundred.
+    # Spark retains the progress of a hundred batches.
     spent = [each["durationMs"] for each in query.recentProgress if each["batchId"] >= N_WARM_SMALL]
-    seen = [metrics for metrics in told if metrics["batch"] >= N_WARM_SMALL]
+    seen = [metrics for metrics in reported if metrics["batch"] >= N_WARM_SMALL]
     return [
         Figure("an empty batch, four shards: ms in all", [each["triggerExecution"] for each in spent]),
         *(
@@ -344,7 +344,7 @@ def empty_figures(bench: Bench, folder: Path) -> list[Figure]:
 
 
 def restart_figures(bench: Bench, folder: Path) -> list[Figure]:
-    """Return how soon a fresh process delivers that goes on with a full window."""
+    """Return the seconds until a fresh process that resumes with a full window delivers."""
     n = bench.options.window
     some = topk_table(bench, max(1, bench.options.subscriptions // 100))
     bench.subscriptions = pa.concat_tables([bench.subscriptions, some], promote_options="default")
@@ -366,10 +366,10 @@ def restart_figures(bench: Bench, folder: Path) -> list[Figure]:
         log(f"restart: process {number}")
         arrive(folder, len(starts) + number, table.slice(n + 1_000 * number, 1_000))
         started = time.time()
-        told = subprocess.run(
+        done_process = subprocess.run(
             [sys.executable, __file__, "--go-on", str(folder)], check=True, capture_output=True, text=True
         )
-        called, delivered = map(float, told.stdout.split()[-2:])
+        called, delivered = map(float, done_process.stdout.split()[-2:])
         taken["from the start of the process"].append(delivered - started)
         taken["from the call of stream"].append(delivered - called)
     return [Figure(f"restart, first deliveries {name}: s", values, 1) for name, values in taken.items()]
@@ -385,7 +385,7 @@ def topk_table(bench: Bench, n: int) -> pa.Table:
 
 
 def go_on(folder: Path) -> None:
-    """Go on with the pipeline of a folder until its files are taken; print when it was called and when it delivered."""
+    """Resume the pipeline of a folder until its files are processed; print when it was called and when it delivered."""
     settings = json.loads((folder / "settings.json").read_text())
     moments: list[float] = []
     spark = session(MASTER, settings={"spark.driver.memory": "2g"})

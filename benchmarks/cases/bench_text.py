@@ -1,8 +1,8 @@
 """How many tokens a second does the analyzer read, on one core?
 
-Each data set is cut into batches, as a stream would bring them. A round reads all batches in turn: cold, with an
-analyzer that has met no word yet, and warm, once more with the same one. Rounds of the settings are interleaved; the
-median and the range are shown.
+Each data set is cut into batches, as in a stream. A round reads all batches: cold, with a new analyzer whose cache is
+empty, and warm, once more with the same one. Rounds of the settings are interleaved; the median and the range are
+shown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DATA_SETS = ("sample", "tweets", "storm_events", "poi_simplegeo", "airbnb_listin
 
 
 def main() -> None:
-    """Measure, print a table, and write JSON if asked."""
+    """Measure, print a table, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=50_000, help="texts of each data set (default %(default)s)")
     parser.add_argument("--batch", type=int, default=5_000, help="texts in a batch (default %(default)s)")
@@ -88,7 +88,7 @@ def measured(name: str, batches: list[pa.Array], rounds: int) -> list[dict]:
 
 
 def read(numbers: TokenNumbers, batches: list[pa.Array]) -> int:
-    """Return how many tokens the batches hold."""
+    """Return the number of tokens in the batches."""
     return sum(int(numbers.of_texts(batch).token_counts.sum()) for batch in batches)
 
 

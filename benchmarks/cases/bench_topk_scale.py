@@ -1,7 +1,7 @@
 """How do top-k feeds grow? The sweeps of the Skype paper at its sizes, Nearcast alone, on all cores.
 
-bench_topk_sweeps.py has its rivals beside it, and takes a day at such sizes. Here batches come once the window is full
-and all subscriptions have their first answers; each message pushes another out, and both are counted together.
+bench_topk_sweeps.py includes its rivals, and takes a day at these sizes. Here batches are published once the window is
+full and all subscriptions are evaluated; each message evicts another, and both are timed together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PANELS = {
 
 
 class Scale:
-    """Measures Nearcast at a setting; where only subscriptions are added, it goes on with what is there."""
+    """Measures Nearcast at a setting; if only subscriptions are added, the broker of the previous setting is reused."""
 
     def __init__(self, workload: Workload, n_rounds: int, n_times: int):
         self.workload = workload
@@ -43,10 +43,10 @@ class Scale:
         self._made_for: tuple[Setting, bool] | None = None
 
     def figures(self, setting: Setting, *, by_time: bool = False) -> dict[str, dict[str, Any]]:
-        """Return the throughput, and what is changed and held for it."""
+        """Return throughput, changes and memory."""
         made_for = setting._replace(subscriptions=0), by_time
         if self._run is None or self._made_for != made_for or len(self._run.broker) > setting.subscriptions:
-            # The one before must not be there as well.
+            # Frees the previous broker first.
             self._run = None
             self._run, self._made_for = Run(self.workload, self._options(setting, by_time), self._n_times), made_for
             self._run.publish_before()
@@ -87,8 +87,8 @@ def sweeps(sizes: list[int], windows: list[int], usual: Setting) -> dict[str, Sw
     n, w = f"{usual.subscriptions:,} subscriptions", f"{usual.window:,} messages in the window"
 
     def sweep(title: str, x_label: str, x_ticks: dict[str, float], figures: Any, setting: str) -> Sweep:
-        told = f"{setting}; {os.cpu_count()} cores"
-        return Sweep(title, told, x_label, "linear", x_ticks, PANELS, figures)
+        description = f"{setting}; {os.cpu_count()} cores"
+        return Sweep(title, description, x_label, "linear", x_ticks, PANELS, figures)
 
     return {
         "subscriptions": sweep(
@@ -128,7 +128,7 @@ def sweeps(sizes: list[int], windows: list[int], usual: Setting) -> dict[str, Sw
 def main() -> None:
     """Measure, write JSON, and print tables."""
     parser = sweep_parser(__doc__, sweeps([], [], Setting(QUICK, QUICK)), TOPK_WORKLOADS, OUT, usual=["zipf"])
-    parser.add_argument("--windows", type=int, nargs="+", help="for the sweeps of the window")
+    parser.add_argument("--windows", type=int, nargs="+", help="of the sweeps of the window")
     options = parser.parse_args()
     size = FULL if options.full else QUICK
     usual = Setting(size, size, messages=options.messages or MESSAGES)

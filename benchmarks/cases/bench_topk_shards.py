@@ -1,10 +1,10 @@
-"""How far do shards carry top-k subscriptions? Figures 21, 22, 25, 26 of DSkype, but with whole windows.
+"""How do shards scale for top-k subscriptions? Figures 21, 22, 25, 26 of DSkype, but with whole windows.
 
-Throughput, replication and shipping. A shard is a broker with the whole window, as in the pipeline: it hears every
-message, and *shards a message* counts those that hold something which the message might change. Batches of messages,
-each of which pushes another out, are taken in by one shard after another on one core, and the clock counts what the
-thread computes. Throughput is that of the busiest shard, as if every shard had a core like this one. Partitioners take
-turns, three at a time, and all must have the changes that one broker has.
+Throughput, replication and shipping. A shard is a broker with the whole window, as in the pipeline: it receives every
+message, and *shards a message* counts those that store a subscription which the message might change. Batches of
+messages, each of which evicts another, are published to one shard after another on one core, and processor time of the
+thread is measured. Throughput is that of the busiest shard, as if every shard had a core like this one. Partitioners
+alternate, three at a time, and all must give the changes of one broker.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from harness.sweeping import console, those_here
 from harness.timing import cpu_seconds, one_core, spread
 from harness.topk_contest import interest_table
 from harness.workloads import BOOLEAN_WORKLOADS, Workload
+from nearcast.partition.measures import report
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
 
-# Every shard has a window and a vocabulary of its own, so no more partitioners take turns at once.
-HELD = 3
+# Every shard has its own window and vocabulary, so memory limits how many partitioners alternate.
+MAX_ALTERNATING = 3
 CHANGE = ("subscription", "message", "change", "score")
 
 
 def main() -> None:
-    """Measure, print a table, and write JSON if asked."""
+    """Measure, print a table, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--subscriptions", type=int, default=20_000, help="(default %(default)s)")
     parser.add_argument("--window", type=int, default=10_000, help="messages (default %(default)s)")
@@ -76,21 +76,21 @@ def workload_figures(workload: Workload, options: Any) -> dict[str, Any]:
         filled.publish_batch(stream.slice(0, options.window))
         filled.save(full)
         whole = shard_of(full, subscriptions)
-        held_by_one = whole._parts.store.columns
+        compiled = whole._parts.store.columns
         expected = [changes([whole.publish_batch(some)]) for some in rounds]
         names = options.partitioners
-        groups = [names[start : start + HELD] for start in range(0, len(names), HELD)]
+        groups = [names[start : start + MAX_ALTERNATING] for start in range(0, len(names), MAX_ALTERNATING)]
         for n_shards, group in itertools.product(options.shards, groups):
             console.log(f"{workload.name}: {n_shards} shards by {', '.join(group)}")
             sides = {}
             for name in group:
-                partitioner, placement = PARTITIONERS[name].fit(held_by_one, statistics, n_shards, has_window=True)
-                held = [placement.slots[placement.shards == shard] for shard in range(n_shards)]
-                told = report(partitioner, placement, held_by_one, tried)
-                sides[name] = ([shard_of(full, subscriptions.take(pa.array(slots))) for slots in held], told)
+                partitioner, placement = PARTITIONERS[name].fit(compiled, statistics, n_shards, has_window=True)
+                shard_slots = [placement.slots[placement.shards == shard] for shard in range(n_shards)]
+                measures = report(partitioner, placement, compiled, tried)
+                sides[name] = ([shard_of(full, subscriptions.take(pa.array(slots))) for slots in shard_slots], measures)
             turns = measured(workload.name, {name: shards for name, (shards, _) in sides.items()}, rounds, expected)
-            for name, (_, told) in sides.items():
-                rows.append({"partitioner": name, "shards": n_shards, **figures_of(told, turns[name], options)})
+            for name, (_, measures) in sides.items():
+                rows.append({"partitioner": name, "shards": n_shards, **figures_of(measures, turns[name], options)})
     return {
         "workload": workload.name,
         "title": workload.title,
@@ -104,7 +104,7 @@ def workload_figures(workload: Workload, options: Any) -> dict[str, Any]:
 
 
 def shard_of(folder: Path, subscriptions: pa.Table) -> nc.Broker:
-    """Return a broker with the window of another, and subscriptions."""
+    """Return a broker with subscriptions, and the window of another broker."""
     broker = nc.Broker.open(folder)
     if subscriptions.num_rows:
         broker.subscribe(subscriptions)
@@ -112,14 +112,14 @@ def shard_of(folder: Path, subscriptions: pa.Table) -> nc.Broker:
 
 
 def changes(tables: list[pa.Table]) -> Any:
-    """Return the changes of several shards in one order, each once."""
+    """Return the changes of several shards in a common order, without duplicates."""
     return sorted({row for table in tables for row in zip(*(table[name].to_pylist() for name in CHANGE), strict=True)})
 
 
 def measured(
     what: str, sides: dict[str, list[nc.Broker]], rounds: list[pa.Table], expected: list[Any]
 ) -> dict[str, list[Turn]]:
-    """Return the turns of each partitioner; the first round warms up. Raise if changes are lost or wrong."""
+    """Return the times of each partitioner by round, without the warm-up; raise if changes are missing or wrong."""
     turns: dict[str, list[Turn]] = {name: [] for name in sides}
     with one_core():
         for number, messages in enumerate(rounds):
@@ -133,21 +133,21 @@ def measured(
 
 
 def turn_of(shards: list[nc.Broker], messages: pa.Table) -> tuple[list[float], list[pa.Table]]:
-    """Return how long each shard takes for messages, and its changes."""
+    """Return the seconds of each shard for messages, and their changes."""
     tables: list[pa.Table] = []
     times = [cpu_seconds(lambda shard=shard: tables.append(shard.publish_batch(messages))) for shard in shards]
     return times, tables
 
 
-def figures_of(told: Any, turns: list[Turn], options: Any) -> dict[str, Any]:
+def figures_of(measures: Any, turns: list[Turn], options: Any) -> dict[str, Any]:
     """Return counts and times of one partitioner and number of shards."""
     n = options.messages
     busy = [np.array(turn.shards) for turn in turns]
     return {
-        "replication": told.replication,
-        "shipping": told.hit_shipping,
+        "replication": measures.replication,
+        "shipping": measures.hit_shipping,
         "busiest_over_mean": spread([float(times.max() / times.mean()) for times in busy])._asdict(),
-        "hits_busiest_over_mean": told.measured.busiest_over_mean,
+        "hits_busiest_over_mean": measures.measured.busiest_over_mean,
         "per_second": spread([n / times.max() for times in busy])._asdict(),
         "busy_us": spread([1e6 * times.sum() / n for times in busy])._asdict(),
     }

@@ -1,7 +1,7 @@
-"""What do expiry and arrival take? The sweeps of the Skype paper (section 8.1.3), ours, its rivals and IGPT.
+"""How long do expiry and arrival take? The sweeps of the Skype paper (section 8.1.3), ours, its rivals and IGPT.
 
 Words of a subscription, number of results, subscriptions, messages in the window, and the number of results again in a
-stream whose messages come in bursts. topk_contest.py says how the sides take turns. On one core.
+stream whose messages come in bursts. topk_contest.py describes how the indexes alternate. On one core.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PANELS = {
 
 
 class Extent(NamedTuple):
-    """How many subscriptions and messages the sweeps take."""
+    """Numbers of subscriptions and messages of the sweeps."""
 
     subscriptions: int
     window: int
@@ -98,9 +98,9 @@ def sweeps(extent: Extent) -> dict[str, Sweep]:
 def main() -> None:
     """Measure, write JSON, and print tables."""
     parser = sweep_parser(__doc__, sweeps(QUICK), TOPK_WORKLOADS, OUT)
-    parser.add_argument("--subscriptions", type=int, help="for the sweeps of anything but their number")
-    parser.add_argument("--window", type=int, help="for the sweeps of anything but its size")
-    parser.add_argument("--windows", type=int, nargs="+", help="for the sweep of the window")
+    parser.add_argument("--subscriptions", type=int, help="of all sweeps but that of their number")
+    parser.add_argument("--window", type=int, help="of all sweeps but that of its size")
+    parser.add_argument("--windows", type=int, nargs="+", help="of the sweep of the window")
     options = parser.parse_args()
     given = {name: getattr(options, name) for name in Extent._fields if getattr(options, name) is not None}
     extent = (FULL if options.full else QUICK)._replace(**given)

@@ -1,7 +1,7 @@
-"""Has anything become costlier? Counts that no machine changes, held against those of the committed baseline.
+"""Has anything become costlier? Machine-independent counts, compared with those of the committed baseline.
 
-All data is generated from fixed seeds. Results must be exactly as many as before; of the others none may be more than
-5 % higher. `--update` writes the baseline anew, for a change that is meant.
+All data is generated from fixed seeds. Counts of results must be equal; no other count may be more than 5 % higher.
+`--update` writes a new baseline, for an intended change.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from harness.provenance import provenance, write_json
 from harness.topk_contest import interest_table
 from harness.workloads import Interests, Squares, Workload, zipf
 from nearcast.index.adaptive import AdaptiveIndex
+from nearcast.partition.measures import report
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.partition.report import report
 from nearcast.partition.statistics import Statistics
 
 BASELINE = BENCHMARKS / "baseline.json"
 TOLERANCE = 0.05
-# A count that is next to nothing may grow by so much.
+# Tolerance of counts near 0.
 SLACK = 0.01
-# The end of the names of counts that are results: a change is a fault, not a cost.
+# Suffixes of the names of counts of results: a change of these is an error, not a cost.
 RESULTS = ("matches a message", "changes a message")
 N_SHARDS = 8
 
@@ -42,10 +42,10 @@ log = Console(stderr=True, log_path=False, soft_wrap=True).log
 
 
 def main() -> None:
-    """Count, and fail if anything is worse than the baseline."""
+    """Compute the counts, and fail if one is worse than the baseline."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--baseline", type=Path, default=BASELINE, help="(default %(default)s)")
-    parser.add_argument("--update", action="store_true", help="write the baseline anew")
+    parser.add_argument("--update", action="store_true", help="write a new baseline")
     parser.add_argument("--json", metavar="FILE", help="also write the counts here")
     options = parser.parse_args()
     now = counts()
@@ -65,21 +65,21 @@ def main() -> None:
 
 
 def differences(before: dict[str, float], after: dict[str, float], tolerance: float = TOLERANCE) -> list[str]:
-    """Return what is worse after than before, in words: higher, another number of results, or no longer counted."""
-    told = []
+    """Return the regressions as text: a higher count, another number of results, or a missing count."""
+    worse = []
     for name, value in before.items():
         if name not in after:
-            told.append(f"{name}: {value:,.4g} before, not counted now")
+            worse.append(f"{name}: {value:,.4g} before, not counted now")
             continue
         is_other = after[name] != value and name.endswith(RESULTS)
         if is_other or after[name] > value * (1 + tolerance) + SLACK:
             change = f"{100 * (after[name] / value - 1):+.1f} %" if value else "none before"
-            told.append(f"{name}: {value:,.4g} before, {after[name]:,.4g} now ({change})")
-    return told
+            worse.append(f"{name}: {value:,.4g} before, {after[name]:,.4g} now ({change})")
+    return worse
 
 
 def counts() -> dict[str, float]:
-    """Return all counts by their names."""
+    """Return all counts by name."""
     workload = zipf()
     parts = {
         "boolean": lambda: index_counts(workload, workload.subscriptions(50_000), 5_000),
@@ -96,7 +96,7 @@ def counts() -> dict[str, float]:
 
 
 def index_counts(workload: Workload, some: Squares | Interests, n_messages: int) -> dict[str, float]:
-    """Return what an index reads, verifies, finds and holds."""
+    """Return the reads, candidates, matches and bytes of an index."""
     columns = Columns(workload)
     subscriptions = columns.of_subscriptions(some)
     n = subscriptions.kinds.size
@@ -113,7 +113,7 @@ def index_counts(workload: Workload, some: Squares | Interests, n_messages: int)
 
 
 def feed_counts(workload: Workload, kind: str, n: int = 5_000, n_before: int = 10_000) -> dict[str, float]:
-    """Return what feeds cost and hold, while messages come and, for top-k, go."""
+    """Return the costs and bytes of feeds while messages arrive and, for top-k, expire."""
     n_messages = 2_000
     window = nc.CountWindow(n_before) if kind == "topk" else None
     broker = nc.Broker(space=SPACE, vocabulary=fitted(workload), window=window)
@@ -144,11 +144,11 @@ def partition_counts(workload: Workload, n: int = 20_000, n_messages: int = 5_00
     tried = columns.of_messages(workload.stream(n_messages))
     found: dict[str, Any] = {}
     for name, kind in PARTITIONERS.items():
-        told = report(*kind.fit(subscriptions, statistics, N_SHARDS), subscriptions, tried)
+        measures = report(*kind.fit(subscriptions, statistics, N_SHARDS), subscriptions, tried)
         found |= {
-            f"{name}, places a subscription": told.replication,
-            f"{name}, shards a message": told.hit_shipping,
-            f"{name}, busiest over mean": told.measured.busiest_over_mean,
+            f"{name}, places a subscription": measures.replication,
+            f"{name}, shards a message": measures.hit_shipping,
+            f"{name}, busiest over mean": measures.measured.busiest_over_mean,
         }
     return found
 

@@ -1,1 +1,1 @@
-"""How it is measured: time, memory, workloads, turns of the sides, and the form of the results."""
+"""The measurement: time, memory, workloads, alternation of the compared systems, and the format of the results."""

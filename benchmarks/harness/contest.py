@@ -1,8 +1,8 @@
-"""Nearcast's index and the published ones side by side on one workload.
+"""Measures Nearcast's index and the published ones on one workload.
 
-All take turns in each round and get the same messages; each round has messages of its own. A turn begins with messages
-that are not timed, to fill the caches again after the others. An index whose answers differ from ours stops the run.
-One that would need too much memory is left out, with the reason.
+All alternate in each round and get the same messages; each round has new messages. A turn begins with messages that are
+not timed, to refill the CPU caches. An index whose answers differ from ours stops the run. One that would need too much
+memory is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.inputs import SPACE, Columns, Subscriptions
 from harness.matching import check_same, fill, found, found_and_verified, n_bytes
-from harness.memory import forget_peak, peak_bytes
+from harness.memory import peak_bytes, reset_peak
 from harness.timing import seconds, spread
 from harness.workloads import Points, Workload
 from nearcast.columns import MessageColumns, SubscriptionColumns, rows_between
@@ -28,9 +28,9 @@ from nearcast.text.vocabulary import Vocabulary
 
 OURS = "nearcast"
 # Subscriptions that are inserted at once after the first ones.
-PORTION = 100
-# An index of more subscriptions than this is left out if it would take more than so many bytes, as its growth among a
-# small part of them tells, the more with each step: AP-Tree puts some into very many cells.
+CHUNK = 100
+# An index of more than MAX_UNASKED subscriptions is left out if it would take more than MAX_BYTES, extrapolated from
+# its growth with these shares of them: AP-Tree puts some into very many cells.
 MAX_UNASKED = 100_000
 MAX_BYTES = 5e9
 ASKED_OF = (1 / 80, 1 / 40, 1 / 20, 1 / 10)
@@ -41,7 +41,7 @@ Figures = dict[str, Any]
 
 @dataclass
 class Tally:
-    """What the rounds of one index gave."""
+    """The figures of the rounds of one index."""
 
     times: list[float] = field(default_factory=list)  # microseconds a message
     match_times: list[float] = field(default_factory=list)  # nanoseconds a match
@@ -51,14 +51,14 @@ class Tally:
     n_matches: int = 0
 
     def add(self, taken: float, n_messages: int, n_matches: int) -> None:
-        """Count a round that took so many seconds."""
+        """Add a round."""
         self.times.append(1e6 * taken / n_messages)
         self.match_times.append(1e9 * taken / max(n_matches, 1))
         self.n_messages += n_messages
         self.n_matches += n_matches
 
     def figures(self) -> Figures:
-        """Return time and counts a message."""
+        """Return times and counts per message."""
         return {
             "us": spread(self.times)._asdict(),
             "ns_a_match": spread(self.match_times)._asdict(),
@@ -71,9 +71,9 @@ class Tally:
 class Contest:
     """Measures all indexes at a setting; returns figures by the name of the index.
 
-    A turn begins with `n_warm_up` messages that are not timed. Answers are found `n_rows` messages at a time, all at
-    once if it is None. Of more than `max_held` subscriptions only two indexes are held at once: the others take turns
-    with ours one after another.
+    A turn begins with `n_warm_up` messages that are not timed. Messages are matched in batches of `n_rows`, all at once
+    if it is None. With more than `max_in_memory` subscriptions only two indexes exist at once: ours, and the others one
+    after another.
     """
 
     def __init__(
@@ -85,24 +85,24 @@ class Contest:
         n_rounds: int,
         n_warm_up: int = 1_000,
         n_rows: int | None = None,
-        max_held: int = 5_000_000,
+        max_in_memory: int = 5_000_000,
     ):
         self.workload = workload
         self._indexes = {OURS: AdaptiveIndex, **published}
         self._columns = Columns(workload)
-        self._n_warm_up, self._n_rows, self._max_held = n_warm_up, n_rows, max_held
+        self._n_warm_up, self._n_rows, self._max_in_memory = n_warm_up, n_rows, max_in_memory
         self._size = n_warm_up + n_messages
         self.n_streamed = n_rounds * self._size
         self.take_messages(workload.stream(self.n_streamed))
 
     def take_messages(self, points: Points) -> None:
-        """Match these messages, `n_streamed` of them, from now on."""
+        """Set the messages to match; `n_streamed` of them."""
         messages = self._columns.of_messages(points)
         starts = range(0, messages.x.size, self._size)
         self._rounds = [rows_between(messages, start, start + self._size) for start in starts]
 
     def matching(self, some: Subscriptions) -> dict[str, Figures]:
-        """Return the figures of matching with subscriptions that were inserted at once; else why it is left out."""
+        """Return the figures of matching with subscriptions inserted at once; of an index left out, the reason."""
         subscriptions = self._columns.of_subscriptions(some)
         n = subscriptions.kinds.size
         expected = {name: self._expected_bytes(name, subscriptions) for name in self._indexes}
@@ -117,7 +117,7 @@ class Contest:
         for group in self._groups(n, [name for name in self._indexes if name not in left_out]):
             for name in group:
                 indexes[name] = index = self._empty(name)
-                before = forget_peak()
+                before = reset_peak()
                 build_time = seconds(lambda index=index: fill(index, np.arange(n), subscriptions))
                 grown = peak_bytes() - before
                 built[name] = {"build_s": build_time, "bytes": n_bytes(index) / n, "peak_bytes": grown / n}
@@ -126,8 +126,8 @@ class Contest:
             indexes = {OURS: indexes[OURS]}
         return {name: left_out.get(name) or built[name] | tallies[name].figures() for name in self._indexes}
 
-    def upkeep(self, some: Subscriptions, share: float, portion: int = PORTION) -> dict[str, Figures]:
-        """Return the figures of inserting all but the first share in portions, and of matching afterwards."""
+    def upkeep(self, some: Subscriptions, share: float, chunk: int = CHUNK) -> dict[str, Figures]:
+        """Return the figures of inserting all but the first share in chunks, and of matching afterwards."""
         subscriptions = self._columns.of_subscriptions(some)
         n = subscriptions.kinds.size
         n_first = round(share * n)
@@ -140,8 +140,8 @@ class Contest:
                 if n_first > 0:
                     fill(index, np.arange(n_first), subscriptions)
                 started = time.perf_counter()
-                for start in range(n_first, n, portion):
-                    fill(index, np.arange(start, min(start + portion, n)), subscriptions)
+                for start in range(n_first, n, chunk):
+                    fill(index, np.arange(start, min(start + chunk, n)), subscriptions)
                 insert_times[name].append(1e6 * (time.perf_counter() - started) / max(n - n_first, 1))
             self._take_turns(indexes, subscriptions, messages, tallies)
         inserted = {name: spread(times)._asdict() if n_first < n else None for name, times in insert_times.items()}
@@ -171,7 +171,7 @@ class Contest:
             check_same(expected, answer, f"{self.workload.name}, {name}")
 
     def compile(self, some: Subscriptions) -> None:
-        """Use all that is measured once with a few subscriptions, so that nothing is compiled later."""
+        """Call everything that is measured with a few subscriptions, so that nothing is compiled later."""
         subscriptions = self._columns.of_subscriptions(some)
         n = subscriptions.kinds.size
         for name in self._indexes:
@@ -184,7 +184,7 @@ class Contest:
         return self._indexes[name](SPACE, self._columns.vocabulary)
 
     def _expected_bytes(self, name: str, subscriptions: SubscriptionColumns) -> float:
-        """Return what an index of many subscriptions would take; 0 if there is no need to ask."""
+        """Return the extrapolated bytes of an index; 0 for few subscriptions or ours."""
         n = subscriptions.kinds.size
         if n <= MAX_UNASKED or name == OURS:
             return 0.0
@@ -201,8 +201,8 @@ class Contest:
         return expected
 
     def _groups(self, n: int, names: list[str]) -> list[list[str]]:
-        """Return the indexes to be built together; ours is first, and stays."""
+        """Return the groups of indexes built together; ours is first, and is used for all."""
         ours, *others = names
-        if n <= self._max_held or not others:
+        if n <= self._max_in_memory or not others:
             return [[ours, *others]]
         return [[ours, others[0]], *([name] for name in others[1:])]

@@ -1,4 +1,4 @@
-"""What does the first call cost in a fresh process? Run as a program, it prints the seconds of each step as JSON."""
+"""What does the first call cost in a fresh process? As a program it prints the seconds of each step as JSON."""
 
 from __future__ import annotations
 

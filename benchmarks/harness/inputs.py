@@ -1,4 +1,4 @@
-"""A workload as the engine takes it: columns for an index, tables for a broker."""
+"""Converts a workload to the input of the engine: columns for an index, tables for a broker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from nearcast.tables.compile import compiled, parsed
 
 Subscriptions = Squares | Expressions | Interests
 
-# Points lie in the unit square, and squares around them may stick out. No two points are farther apart than max_dist.
+# Points lie in the unit square, and squares around them may extend beyond it. No two points are farther apart than
+# max_dist.
 SPACE = nc.Planar(-0.1, -0.1, 1.1, 1.1, max_dist=2**0.5)
 
 
 def fitted(workload: Workload) -> nc.Vocabulary:
-    """Return a vocabulary that knows the history of a workload."""
+    """Return a vocabulary fitted to the history of a workload."""
     return nc.Vocabulary.fit(word_lists(workload, workload.history))
 
 

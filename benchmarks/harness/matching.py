@@ -1,4 +1,4 @@
-"""What benchmarks do with an index: fill it, match messages with it, and hold its answers against another's."""
+"""Operations on an index: fill it, match messages with it, and compare its matches with another's."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from nearcast.index.matching import Matches, joined, matches
 
 
 def fill(index: Index, slots: Any, subscriptions: SubscriptionColumns) -> None:
-    """Insert subscriptions, to be proposed from now on."""
+    """Insert and activate subscriptions."""
     index.insert(slots, subscriptions)
     index.activate(slots)
 
 
 def found(index: Index, subscriptions: SubscriptionColumns, messages: MessageColumns) -> Matches:
-    """Return the true matches of messages: what the index proposes, verified."""
+    """Return the verified matches of messages."""
     return found_and_verified(index, subscriptions, messages)[0]
 
 
 def found_and_verified(
     index: Index, subscriptions: SubscriptionColumns, messages: MessageColumns, n_rows: int | None = None
 ) -> tuple[Matches, int]:
-    """Return the true matches of messages, and how many candidates were verified; so many rows at a time."""
+    """Return the verified matches of messages, in batches of `n_rows`, and the number of verified candidates."""
     n_messages = messages.x.size
     blocks = []
     n_verified = -getattr(index, "n_verified", 0)
@@ -41,7 +41,7 @@ def found_and_verified(
 
 
 def n_bytes(index: Any) -> int:
-    """Return the bytes that an index takes, without the columns that all indexes share."""
+    """Return the bytes of an index, without the columns that all indexes share."""
     return int(index.n_bytes)
 
 

@@ -1,6 +1,6 @@
-"""Jars that benchmarks and tests need: fetched once, by Spark's own resolver.
+"""Downloads jars for benchmarks and tests once, by Spark's own resolver.
 
-They come from Maven Central, or from where DEFAULT_ARTIFACT_REPOSITORY says, and stay in the user's cache folder.
+They come from Maven Central, or the repository in DEFAULT_ARTIFACT_REPOSITORY, into the user's cache folder.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SPARK_HOME = Path(pyspark.__file__).parent
 
 
 class UnreachableError(Exception):
-    """Jars are not there and could not be fetched."""
+    """Jars are not cached and could not be downloaded."""
 
 
-def kept(name: str, fetched: Callable[[Path], None]) -> list[Path]:
-    """Return the jars of a folder of the cache, which is filled if it is not there."""
+def cached_jars(name: str, fetched: Callable[[Path], None]) -> list[Path]:
+    """Return the jars of a folder of the cache; a missing folder is filled by `fetched`."""
     folder = CACHE / name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -40,13 +40,13 @@ def kept(name: str, fetched: Callable[[Path], None]) -> list[Path]:
 
 
 def fetch(folder: Path, package: str, *, without: str = "", only: str = "*") -> None:
-    """Fetch a package, and what it needs, into a folder."""
+    """Download a package and its dependencies to a folder."""
     submit = SPARK_HOME / "bin" / "spark-submit"
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "nothing.py").touch()
         command = [submit, "--packages", package, "--conf", f"spark.jars.ivy={scratch}/ivy"]
         command += ["--exclude-packages", without] if without else []
-        # A repository of Maven's in the home folder may hold half of a package, and Spark would not look further.
+        # A Maven repository in the home folder may have an incomplete package, and Spark would use that.
         environment = os.environ | {
             "JAVA_HOME": str(found_java().home),
             "PYSPARK_PYTHON": sys.executable,

@@ -19,7 +19,7 @@ from harness.paths import CASES, RESULTS
 
 
 class Part(NamedTuple):
-    """A program with its usual options, those that `--size` puts in their place, and the question in one line."""
+    """A program with its question in one line, its usual options, and those that replace them with `--size`."""
 
     script: str
     question: str
@@ -32,14 +32,14 @@ AT_SIZE = "--size {size} --before 1000000 --json {feeds}/{name}-{size}.json"
 FEEDS = {
     "topk": Part(
         "bench_feeds.py",
-        "How fast are feeds of top-k subscriptions over a window kept up to date, beside other ways? "
+        "How fast are feeds of top-k subscriptions updated over a window, beside other buffer policies? "
         "SIZE=5000000: as in the paper",
         "topk --rivals",
         f"topk {AT_SIZE}",
     ),
     "nearest": Part(
         "bench_feeds.py",
-        "How fast are feeds of k-nearest subscriptions kept up to date? SIZE=10000000: as in the paper",
+        "How fast are feeds of k-nearest subscriptions updated? SIZE=10000000: as in the paper",
         "nearest --k 10",
         f"nearest --k 10 {AT_SIZE} --messages 1000 --rounds 10 --churn 100 --k-drawn",
     ),
@@ -47,7 +47,7 @@ FEEDS = {
 
 
 def parts() -> dict[str, Part]:
-    """Return all parts by their names."""
+    """Return all parts by name."""
     found = dict(FEEDS)
     for path in CASES.glob("*.py"):
         if path.stem != "__init__" and path.name not in {part.script for part in FEEDS.values()}:
@@ -75,17 +75,17 @@ def command(name: str, size: int | None = None) -> list[str]:
 
 
 def main() -> None:
-    """List the parts, or run one; what follows `--` goes to its program."""
+    """List the parts, or run one; arguments after `--` go to its program."""
     n_own = [*sys.argv, "--"].index("--")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="?", help="(default: list all)")
     parser.add_argument("--size", type=int, help="subscriptions of topk and nearest, in the setting of the papers")
-    told = parser.parse_args(sys.argv[1:n_own])
-    if told.name is None:
+    options = parser.parse_args(sys.argv[1:n_own])
+    if options.name is None:
         for name, part in parts().items():
             print(f"{name:16} {part.question}")
         return
-    os.execv(sys.executable, [sys.executable, *command(told.name, told.size), *sys.argv[n_own + 1 :]])
+    os.execv(sys.executable, [sys.executable, *command(options.name, options.size), *sys.argv[n_own + 1 :]])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where benchmarks keep their results and pages."""
+"""The folders of programs, results and pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).resolve().parents[1]
 # The programs that measure.
 CASES = BENCHMARKS / "cases"
-# What was measured, as JSON; committed.
+# Results as JSON; committed.
 RESULTS = BENCHMARKS / "results"
-# Pages and pictures of the results; made from them, not committed.
+# Pages and pictures, generated from the results; not committed.
 PAGES = BENCHMARKS / "pages"

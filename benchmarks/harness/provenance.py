@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code that it is about: machine, versions, commit, options."""
+"""Provenance of figures: machine, versions, commit, options; and the files of results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("numpy", "numba", "pyarrow", "shapely", "pyspark", "duckdb", "sedona
 
 
 def provenance(options: Any = None) -> dict[str, Any]:
-    """Return all that must be told beside figures."""
+    """Return the provenance of figures that are measured now."""
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": commit(),
@@ -32,10 +32,10 @@ def provenance(options: Any = None) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
         },
         "versions": {"python": platform.python_version()} | versions(),
-        # Random numbers come from seeds that are written in the code of this commit.
+        # The seeds are in the code of this commit.
         "data": data(),
         "data_not_here": [name for name in DATA_SETS if not (DATA / f"{name}.parquet").exists()],
-        # Where a page goes says nothing about the figures on it.
+        # The folder of a page does not affect its figures.
         "options": {k: v for k, v in vars(options).items() if k != "json" and not isinstance(v, Path)}
         if options
         else {},
@@ -44,52 +44,52 @@ def provenance(options: Any = None) -> dict[str, Any]:
 
 @cache
 def data() -> dict[str, str]:
-    """Return what tells one version of a data set from another, for those that are here."""
+    """Return the version of each available data set."""
     paths = {name: DATA / f"{name}.parquet" for name in DATA_SETS}
     return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in paths.items() if path.exists()}
 
 
 def write_results(path: Path, options: Any, results: list[dict[str, Any]]) -> None:
-    """Write the results of some workloads; those of others stay, if this machine has measured them.
+    """Write the results of some workloads; retain those of others if they are of the same machine.
 
-    Each result tells when it was measured, with which commit and with which options.
+    Each result has its date, commit and options.
     """
-    told = provenance(options)
+    current = provenance(options)
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    kept = before["results"] if before.get("machine") == told["machine"] else []
-    merged = {result["workload"]: when(before) | result for result in kept}
-    merged |= {result["workload"]: when(told) | result for result in results}
-    content = told | {"results": list(merged.values())}
+    retained = before["results"] if before.get("machine") == current["machine"] else []
+    merged = {result["workload"]: when(before) | result for result in retained}
+    merged |= {result["workload"]: when(current) | result for result in results}
+    content = current | {"results": list(merged.values())}
     write_json(path, content)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file that is whole whenever it is there: pages are made of it."""
+    """Write a file atomically, since pages may be made from it meanwhile."""
     aside = path.with_name(f"{path.name}.part")
     aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     aside.replace(path)
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Return the results of all workloads that were written."""
+    """Return the written results of all workloads."""
     return json.loads(path.read_text(encoding="utf-8"))["results"]
 
 
-def when(told: dict[str, Any]) -> dict[str, Any]:
-    """Return what may differ between figures that one machine measured one after another."""
-    return {key: told[key] for key in ("date", "commit", "options")}
+def when(content: dict[str, Any]) -> dict[str, Any]:
+    """Return date, commit and options: what may differ between figures of one machine."""
+    return {key: content[key] for key in ("date", "commit", "options")}
 
 
 def commit() -> str:
-    """Return the commit that is checked out, with a mark if files other than reports differ from it."""
+    """Return the checked out commit, with a mark if files other than reports differ from it."""
     folder = BENCHMARKS.parent
     try:
-        told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True)
         changed = ["git", "diff", "--quiet", "HEAD", "--", ".", ":(exclude)benchmarks/results"]
         mark = "-dirty" if subprocess.run(changed, cwd=folder, capture_output=True).returncode else ""
     except OSError:
         return "unknown"
-    return told.stdout.strip() + mark if told.returncode == 0 else "unknown"
+    return done.stdout.strip() + mark if done.returncode == 0 else "unknown"
 
 
 def processor() -> str:
@@ -103,7 +103,7 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that are installed."""
+    """Return the versions of the installed packages."""
     found = {}
     for name in PACKAGES:
         try:

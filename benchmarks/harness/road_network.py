@@ -1,8 +1,8 @@
 """Movement on a road network, after Brinkhoff (A Framework for Generating Network-Based Moving Objects, 2002).
 
-An object drives along the shortest way to one of some destinations, takes the next one when it is there, and so on. It
-belongs to a class of speed; longer edges are faster roads. Unlike Brinkhoff's, objects do not slow each other down, no
-events hinder them, and there are N_DESTINATIONS destinations, so that all ways are known beforehand.
+An object drives along the shortest path to a destination, then to the next, and so on. It has a class of speed; longer
+edges are faster roads. Unlike Brinkhoff's, objects do not slow each other down, there are no external events, and only
+N_DESTINATIONS destinations, so that all paths are computed beforehand.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from nearcast.jit import kernel
 from nearcast.kernels.heaps import popped, pushed
 
 N_DESTINATIONS = 100
-# The fastest class crosses the space in so many timestamps: what Brinkhoff's generator calls medium.
+# The fastest class crosses the space in this number of timestamps: medium speed in Brinkhoff's generator.
 MEDIUM = 125
 N_CLASSES = 6
-# The half of the edges that is longer is driven so much faster.
+# Speed factor of the longer half of the edges.
 ROAD_SPEEDS = (0.75, 1.25)
 
 
 class Network(NamedTuple):
-    """Nodes in the unit square, edges both ways as ragged rows, and the next node on the way to each destination."""
+    """Nodes in the unit square, edges both ways as ragged rows, and the next edge on the path to each destination."""
 
     x: Any
     y: Any
@@ -39,7 +39,7 @@ class Network(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """What moves: on an edge from a node, so far along it, to a destination, so fast."""
+    """Moving objects: the node where the edge starts, the edge, the position on it, destination and speed."""
 
     nodes: Any  # int32
     edges: Any  # int32
@@ -49,7 +49,7 @@ class Objects(NamedTuple):
 
 
 def network(name: str, folder: Path = DATA) -> Network | None:
-    """Return a road network, None if its files are not here."""
+    """Return a road network, None if its files are missing."""
     files = [folder / f"roads_{name}_{part}.parquet" for part in ("nodes", "edges")]
     if not all(file.exists() for file in files):
         return None
@@ -74,12 +74,12 @@ def network(name: str, folder: Path = DATA) -> Network | None:
 
 @kernel
 def ways_to(offsets: Any, targets: Any, lengths: Any, goal: int) -> Any:
-    """Return for each node the edge that starts the shortest way to a goal (Dijkstra); -1 at the goal."""
+    """Return for each node the first edge of the shortest path to a goal (Dijkstra); -1 at the goal."""
     n = offsets.size - 1
     result = np.full(n, -1, np.int32)
     far = np.full(n, np.inf)
     far[goal] = 0.0
-    # The heap has its largest key first, so distances are below zero.
+    # The heap has its largest key first, so distances are negated.
     keys = np.empty(targets.size + 1, np.float64)
     nodes = np.empty(targets.size + 1, np.int64)
     size = pushed(keys, nodes, 0, 0.0, goal)
@@ -120,7 +120,7 @@ def advance(roads: Network, some: Objects, rows: Any, *, seed: int) -> None:
 
 @kernel
 def drive(roads: Any, some: Any, rows: Any, new_goals: Any) -> None:
-    """Let objects drive; one that is at its destination gets a new one, and no more in the same timestamp."""
+    """Let objects drive; one that reaches its destination gets a new one, once per timestamp."""
     for i in range(rows.size):
         row = rows[i]
         left = 1.0
@@ -147,7 +147,7 @@ def drive(roads: Any, some: Any, rows: Any, new_goals: Any) -> None:
 
 
 def points_of(roads: Network, some: Objects) -> tuple[Any, Any]:
-    """Return where objects are."""
+    """Return the positions of objects."""
     is_driving = some.edges >= 0
     share = np.where(is_driving, some.along / roads.lengths[some.edges], 0.0)
     ends = np.where(is_driving, roads.targets[some.edges], some.nodes)

@@ -1,13 +1,14 @@
-"""What would many more subscriptions need? A model of few numbers, all measured, held against what was measured.
+"""What would many more subscriptions need? A model with few measured parameters, compared with measurements.
 
-A message costs every shard that hears it a fixed time, and every subscription adds to the results that must be found
-wherever it is held. So the shards spend, together, on a message
+A message costs every shard that receives it a fixed time, and every subscription adds to the results in each shard that
+stores it. So all shards together spend on a message
 
-    fixed * shards that hear it + per_subscription * subscriptions * places of a subscription
+    fixed * shards that receive it + per_subscription * subscriptions * places of a subscription
 
-and the busiest of them its fair share of the first, and an uneven share of the second: as postings are hit, a count.
-Both times are fitted to what hears every message: the shards of the partitioner hash, and one index of several sizes.
-No time of another plan goes into the model, so all of them test it. Memory and network are plain products.
+and the busiest of them its fair share of the first term, and an uneven share of the second: its share of the hit
+postings, a count. Both times are fitted to shards that receive every message: those of the partitioner hash, and one
+index of several sizes. The times of other plans are not used, so all of them test the model. Memory and network are
+plain products.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# A delivery as Arrow holds it: two ids, the change, score and distance.
+# A delivery in Arrow: two ids, the change, score and distance.
 DELIVERY_BYTES = 33
-# Memory of a machine that is left for subscriptions, its cores, and the bytes that its network carries in a second.
+# Memory of a machine for subscriptions, its cores, and the bytes per second of its network.
 MACHINE_BYTES = 48e9
 MACHINE_CORES = 16
 MACHINE_NETWORK = 10e9 / 8
@@ -27,14 +28,14 @@ TARGETS = (100_000_000, 1_000_000_000)
 
 
 class Costs(NamedTuple):
-    """Seconds of one core: for a message that a shard hears, and for each subscription there."""
+    """Seconds of one core: for a message that a shard receives, and for each subscription there."""
 
     fixed: float
     per_subscription: float
 
 
 class Need(NamedTuple):
-    """What a number of subscriptions would need."""
+    """The resources that a number of subscriptions would need."""
 
     subscriptions: int
     shards: int
@@ -44,7 +45,7 @@ class Need(NamedTuple):
     results: float  # a message
     network_in: float  # bytes a second, to all shards
     network_out: float  # bytes a second, from all shards
-    per_second_by_network: float  # messages whose results the machines' networks carry
+    per_second_by_network: float  # messages whose results fit the networks of the machines
 
 
 class Alone(NamedTuple):
@@ -55,7 +56,7 @@ class Alone(NamedTuple):
 
 
 def fitted_costs(result: dict[str, Any], alone: Sequence[Alone] = ()) -> Costs | None:
-    """Return the costs that fit best to what hears every message, in relative terms; None if too little is known."""
+    """Return the costs that best fit shards with all messages, by relative error; None with too few measurements."""
     n = result["subscriptions"]
     rows = [row for row in result["rows"] if row["partitioner"] == "hash"]
     sizes = np.array([*(n / row["shards"] for row in rows), *(point.subscriptions for point in alone)])
@@ -70,35 +71,35 @@ def fitted_costs(result: dict[str, Any], alone: Sequence[Alone] = ()) -> Costs |
 
 def expected_per_second(costs: Costs, n: float, row: dict[str, Any]) -> float:
     """Return the messages a second of a plan of `n` subscriptions, a core for each shard."""
-    held = costs.per_subscription * n * row["replication"]
-    return row["shards"] / (costs.fixed * row["shipping"] + held * row["hits_busiest_over_mean"])
+    subscription_seconds = costs.per_subscription * n * row["replication"]
+    return row["shards"] / (costs.fixed * row["shipping"] + subscription_seconds * row["hits_busiest_over_mean"])
 
 
 def checked(result: dict[str, Any], costs: Costs) -> list[dict[str, Any]]:
-    """Return, for every plan that was measured, what the model expects beside it."""
-    told = []
+    """Return measured and expected throughput of every measured plan."""
+    points = []
     for row in result["rows"]:
         expected, measured = expected_per_second(costs, result["subscriptions"], row), row["per_second"]["median"]
-        told.append({key: row[key] for key in ("partitioner", "shards")} | beside(expected, measured))
-    return told
+        points.append({key: row[key] for key in ("partitioner", "shards")} | beside(expected, measured))
+    return points
 
 
 def checked_alone(costs: Costs, alone: Sequence[Alone]) -> list[dict[str, Any]]:
-    """Return the same for one index of several sizes."""
+    """Return measured and expected throughput of one index of several sizes."""
     return [
         {"subscriptions": n} | beside(1 / (costs.fixed + costs.per_subscription * n), measured) for n, measured in alone
     ]
 
 
 def beside(expected: float, measured: float) -> dict[str, float]:
-    """Return what the model expects beside what was measured."""
+    """Return expected and measured throughput, and their ratio."""
     return {"expected": expected, "measured": measured, "ratio": expected / measured}
 
 
 def need(result: dict[str, Any], costs: Costs, n: int, partitioner: str, bytes_a_subscription: float) -> Need:
-    """Return what `n` subscriptions need: machines that hold them, a shard on each core, and no fewer than were tried.
+    """Return the resources for `n` subscriptions: enough memory, a shard on each core, no fewer than measured.
 
-    Shipping and imbalance grow with the shards as they did between the two largest plans; replication stays as it is.
+    Shipping and imbalance grow with the shards as between the two largest plans; replication does not change.
     """
     rows = [row for row in result["rows"] if row["partitioner"] == partitioner]
     before, last = sorted(rows, key=lambda row: row["shards"])[-2:]

@@ -8,12 +8,12 @@ from harness.contest import Contest, MakeIndex
 from harness.workloads import Points, Workload, joined
 from published import SIMILAR_INDEXES
 
-# Of so many places the paper makes one message, to have long ones too.
+# The paper joins this many places to one message, to have long ones.
 N_JOINED = {"poi": 10}
 
 
 def usual_messages(workload: Workload, n: int) -> Points:
-    """Return messages as the paper has them."""
+    """Return messages as in the paper."""
     n_joined = N_JOINED.get(workload.name, 1)
     return joined(workload.stream(n * n_joined), n_joined) if n_joined > 1 else workload.stream(n)
 
@@ -23,7 +23,7 @@ def similar_contest(
 ) -> Contest:
     """Return a contest of indexes for similarity subscriptions, with everything compiled.
 
-    A message has thousands of results, so few are matched at a time, and few warm the caches.
+    A message has thousands of results, so batches and warm-up are small.
     """
     contest = Contest(
         workload,
@@ -32,7 +32,7 @@ def similar_contest(
         n_rounds=n_rounds,
         n_warm_up=5,
         n_rows=16,
-        max_held=2_000_000,
+        max_in_memory=2_000_000,
     )
     contest.take_messages(usual_messages(workload, contest.n_streamed))
     contest.compile(workload.interests(1_000))

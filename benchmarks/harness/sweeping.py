@@ -1,4 +1,4 @@
-"""How sweeps are made: measure each value of each workload, write JSON, print tables."""
+"""Runs sweeps: measures each value of each workload, writes JSON, prints tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ console = Console(stderr=True, log_path=False, soft_wrap=True)
 
 
 class Sweep(NamedTuple):
-    """What is varied (values by their label on the axis), how it is measured, and what is drawn (labels by key)."""
+    """A sweep: the varied values by their label on the axis, their measurement, and what is drawn (labels by key)."""
 
     title: str
     setting: str
@@ -43,16 +43,16 @@ def sweep_parser(
     usual: Iterable[str] | None = None,
     has_full: bool = True,
 ) -> argparse.ArgumentParser:
-    """Return the options that all sweeps have; `usual` are the workloads if none is asked for, not all."""
+    """Return the options of all sweeps; `usual` are the default workloads, all if not given."""
     usual = list(workloads if usual is None else usual)
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     if has_full:
-        parser.add_argument("--full", action="store_true", help="as many subscriptions as the paper has; takes hours")
+        parser.add_argument("--full", action="store_true", help="the paper's numbers of subscriptions; takes hours")
     parser.add_argument("--sweeps", nargs="+", default=list(names), choices=list(names), help="(default: all)")
     parser.add_argument(
         "--workloads", nargs="+", default=usual, choices=list(workloads), help=f"(default: {' '.join(usual)})"
     )
-    parser.add_argument("--sizes", type=int, nargs="+", help="for the sweep of the number of subscriptions")
+    parser.add_argument("--sizes", type=int, nargs="+", help="of the sweep of the number of subscriptions")
     parser.add_argument("--messages", type=int, help="messages of a round")
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--out", type=Path, default=out, help="folder for the data")
@@ -60,12 +60,12 @@ def sweep_parser(
 
 
 def sized(sizes: list[int]) -> dict[str, float]:
-    """Return sizes by their label."""
+    """Return sizes by label."""
     return {f"{size / 1e6:g} M" if size >= 1e6 else f"{size / 1e3:g} k": size for size in sizes}
 
 
 def those_here(names: Iterable[str], workloads: Mapping[str, Callable[[], Workload | None]]) -> list[Workload]:
-    """Return the workloads whose data is here; say which are not."""
+    """Return the workloads with available data; log the others."""
     found = []
     for name in names:
         console.log(f"{name}: reading")
@@ -82,7 +82,7 @@ def those_here(names: Iterable[str], workloads: Mapping[str, Callable[[], Worklo
 def make_sweeps(
     sweeps: Mapping[str, Sweep], contests: list[Contest], options: Any, n_messages: int, *, is_on_one_core: bool = True
 ) -> None:
-    """Measure the sweeps that are asked for, write them to their folder and print them."""
+    """Measure the selected sweeps, write them to their folder and print them."""
     options.out.mkdir(parents=True, exist_ok=True)
     results = []
     for name, sweep in sweeps.items():
@@ -122,20 +122,20 @@ def rows_of(sweep: Sweep, contests: list[Contest], *, is_on_one_core: bool = Tru
 
 
 def with_earlier(result: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a sweep with the other workloads of the file that it replaces, if they were measured in the same way.
+    """Return a sweep with the other workloads of the file that it replaces, if these have the same settings.
 
-    `earlier` says of them when, and with which commit.
+    `earlier` has their date and commit.
     """
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     same = ("messages", "rounds", "title", "setting", "x_ticks", "panels", "machine")
     if any(before.get(key) != result.get(key) for key in same):
         return result
     others = {name: title for name, title in before["workloads"].items() if name not in result["workloads"]}
-    told = {
+    earlier = {
         name: before.get("earlier", {}).get(name, {key: before[key] for key in ("date", "commit")}) for name in others
     }
     rows = [row for row in before["rows"] if row["workload"] in others]
-    return result | {"workloads": others | result["workloads"], "rows": rows + result["rows"], "earlier": told}
+    return result | {"workloads": others | result["workloads"], "rows": rows + result["rows"], "earlier": earlier}
 
 
 def print_tables(result: dict[str, Any]) -> None:

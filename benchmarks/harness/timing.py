@@ -1,4 +1,4 @@
-"""How benchmarks take time: on one core or on all, in rounds, with the spread."""
+"""Measures time: on one core or on all, in rounds, with the spread."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 
 
 class Spread(NamedTuple):
-    """What several rounds gave."""
+    """Median and extremes of several rounds."""
 
     median: float
     low: float
     high: float
 
     def text(self, digits: int = 0) -> str:
-        """Return the median with the extremes, or alone if they are the same."""
+        """Return the median with the extremes as text; alone if they are equal."""
         if self.low == self.high:
             return f"{self.median:,.{digits}f}"
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
@@ -42,7 +42,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def slowest(what: str, times: Sequence[float]) -> Figure:
-    """Return what nearly all batches stay below; of few, the slowest."""
+    """Return the 99th percentile of the batches; of few the slowest."""
     n = len(times)
     if n < 100:
         return Figure(f"{what}, slowest of {n} batches", [max(times)])
@@ -51,7 +51,7 @@ def slowest(what: str, times: Sequence[float]) -> Figure:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this thread on one core, where the system can; threads that run already stay where they are."""
+    """Pin this thread to one core, where the system can; running threads are not pinned."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -64,21 +64,21 @@ def one_core() -> Iterator[None]:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Return how long a call takes."""
+    """Return the seconds of a call."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
-    """Return how long this thread computes in a call; what else the core does meanwhile is not counted."""
+    """Return the processor seconds of this thread in a call."""
     started = time.thread_time()
     call()
     return time.thread_time() - started
 
 
 def machine_ratio(pool: Executor) -> float:
-    """Return how much more two threads get done than one, of work that shares nothing: 2 if both cores are free."""
+    """Return the speed-up of two threads for work that shares nothing: 2 if both cores are free."""
     data = bytes(1 << 24)
     alone = seconds(lambda: hashlib.sha256(data))
     both = seconds(lambda: list(pool.map(hashlib.sha256, [data, data])))

@@ -1,9 +1,9 @@
-"""Ways to keep the results of top-k subscriptions, and IGPT, side by side on one workload (Skype, section 8.1).
+"""Compares buffer policies of top-k subscriptions, and IGPT, on one workload (Skype, section 8.1).
 
-The window is one of time, so that expiry and arrival can be timed apart. Time goes on by seconds: a message without
-words moves the clock, and those of the oldest second expire; then those of the new one arrive. Before it is timed, all
-that was in the window at registration is replaced, for a buffer that has just been filled is at its best. Sides take
-turns in each second and get the same messages; one whose changes differ from ours stops the run.
+The window is one of time, so that expiry and arrival can be timed separately. Time advances by seconds: a message
+without words advances the clock, and those of the oldest second expire; then those of the new one arrive. The whole
+window is replaced before the timing starts, since a buffer that was just filled is cheapest. The compared policies
+alternate in each second and get the same messages; one whose changes differ from ours stops the run.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 # Table 4, for tweets.
 BUFFERS_OF_THE_PAPER = {OURS: 35, "igpt": 35, "kmax": 58, "skyband": 52}
-# Of an irregular stream: how many messages come in a second, as shares of the mean.
+# Of an irregular stream: the messages of a second, as shares of the mean.
 BURSTS = (0.25, 0.5, 0.75, 1.0, 2.5)
-# What is published at once before the clock starts.
-PORTION = 50_000
+# Messages published at once before the clock starts.
+CHUNK = 50_000
 
 Figures = dict[str, Any]
 
 
 class Setting(NamedTuple):
-    """How many subscriptions, results of each, words of each, messages in the window and in a second."""
+    """The numbers of subscriptions, results and words of each, messages in the window and in a second."""
 
     subscriptions: int
     window: int
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
 @dataclass
 class Tally:
-    """What the seconds of one side gave."""
+    """The figures of the seconds of one side."""
 
     expiry: list[float] = field(default_factory=list)  # microseconds a message
     arrival: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Tally:
 
 
 class TopkContest:
-    """Measures all sides at a setting; returns figures by their names."""
+    """Measures all sides at a setting; returns figures by name."""
 
     def __init__(self, workload: Workload, n_rounds: int, sides: tuple[str, ...] = tuple(SIDES), threads: int = 1):
         self.workload = workload
@@ -73,7 +73,7 @@ class TopkContest:
         self._vocabulary = fitted(workload)
 
     def figures(self, setting: Setting) -> dict[str, Figures]:
-        """Return what expiry and arrival take, and what is held and looked at for it."""
+        """Return the times of expiry and arrival, the memory, and the reads."""
         n_seconds = setting.window // setting.messages
         sizes = second_sizes(setting, 2 * n_seconds + self._n_rounds)
         messages, starts = timed_messages(self.workload, sizes), np.concatenate([[0], np.cumsum(sizes)])
@@ -124,20 +124,20 @@ class TopkContest:
         broker = nc.Broker(
             space=SPACE, vocabulary=self._vocabulary.copy(), window=window, threads=self._threads, **SIDES[side]
         )
-        for start in range(0, n_before, PORTION):
-            broker.publish_batch(messages.slice(start, min(PORTION, n_before - start)))
+        for start in range(0, n_before, CHUNK):
+            broker.publish_batch(messages.slice(start, min(CHUNK, n_before - start)))
         return broker
 
 
 def second_sizes(setting: Setting, n: int) -> Any:
-    """Return how many messages come in each of so many seconds."""
+    """Return the number of messages in each of `n` seconds."""
     if not setting.is_bursty:
         return np.full(n, setting.messages)
     return (np.random.default_rng(20).choice(BURSTS, n) * setting.messages).astype(np.int64)
 
 
 def timed_messages(workload: Workload, sizes: Any) -> pa.Table:
-    """Return messages whose seconds have so many of them; the first comes right after second 0."""
+    """Return messages with these numbers in each second; the first arrives right after second 0."""
     table = message_table(workload, workload.stream(int(sizes.sum())))
     numbers = np.repeat(np.arange(sizes.size), sizes)
     places = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -145,7 +145,7 @@ def timed_messages(workload: Workload, sizes: Any) -> pa.Table:
 
 
 def clock(second: int) -> pa.Table:
-    """Return a message that has no words and reaches nobody, at the end of a second."""
+    """Return a message without words at the end of a second, which matches nothing."""
     keywords = pa.array([[]], pa.list_(pa.string()))
     return pa.table({"id": [-second], "x": [0.5], "y": [0.5], "keywords": keywords, "ts": [float(second)]})
 
@@ -165,12 +165,12 @@ def interest_table(workload: Workload, some: Interests, kind: str, k: Any, first
 
 
 def drawn_ks(k: int, first: int, n: int) -> Any:
-    """Return numbers of results drawn evenly from 1 to k, for so many subscriptions from a number on."""
+    """Return `k` of each of `n` subscriptions, drawn evenly from 1 to k."""
     return np.random.default_rng(first).integers(1, k + 1, n)
 
 
 def counts_of(broker: nc.Broker) -> Any:
-    """Return what has been counted so far: evaluations, postings read, pairs of a subscription and a message scored."""
+    """Return the counts so far: evaluations, postings read, and pairs scored."""
     index = broker._parts.store._contents.index
     return np.array([broker._parts.feeds.n_evaluated, index.n_read, broker.stats().candidates])
 

@@ -1,4 +1,4 @@
-"""Where benchmarks get their data: the folder of full data sets if there is one, the bundled sample, or generated."""
+"""Workloads: from the folder of full data sets if there is one, from the bundled sample, or generated."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ DATA = Path(os.environ.get("NEARCAST_DATA", Path(__file__).parents[3] / "shared"
 SAMPLE = Path(str(files("nearcast") / "sample" / "messages.parquet"))
 VOCABULARY = 100_000
 N_HISTORY = 50_000
-# Of real places so many are kept apart to be messages.
+# This many real places are reserved as messages.
 MAX_STREAM = 260_000
-# Subscriptions made at once; more would take much memory on the way.
+# Subscriptions generated at once, which limits temporary memory.
 PART = 1_000_000
-# How far a place that is used again moves, as a share of the space: less than half of the smallest square.
+# How far a reused place is moved, as a share of the space: less than half of the smallest square.
 JITTER = 0.002
 
 
 def texts(name: str, n_rows: int) -> pa.Array | None:
-    """Return texts of a data set, None if it is not here; "sample" always is."""
+    """Return texts of a data set, None if it is missing; "sample" is always available."""
     path = SAMPLE if name == "sample" else DATA / f"{name}.parquet"
     if not path.exists():
         return None
@@ -56,14 +56,14 @@ class Squares(NamedTuple):
 
 
 class Expressions(NamedTuple):
-    """Boolean subscriptions of words that AND and OR join: texts, and boxes as those of Squares."""
+    """Boolean subscriptions of words joined by AND and OR: texts, and boxes as those of Squares."""
 
     texts: list[str]
     boxes: Any
 
 
 class Interests(NamedTuple):
-    """Similarity subscriptions: ragged rows of word numbers, ascending, places, and what each one asks for."""
+    """Similarity subscriptions: ragged rows of word numbers, ascending, places, and their parameters."""
 
     word_offsets: Any
     words: Any
@@ -81,10 +81,10 @@ class Workload:
     name: str
     title: str
     words: pa.Array  # strings, by word number
-    history: Points  # what the vocabulary is fitted to
-    stream: Callable[[int], Points]  # so many messages to be matched
-    sample: Callable[[int, int], Points]  # messages to make subscriptions of: from a number on, so many
-    most: int | None = None  # messages that there are to be matched, if there is an end
+    history: Points  # the messages that the vocabulary is fitted to
+    stream: Callable[[int], Points]  # `n` messages to be matched
+    sample: Callable[[int, int], Points]  # messages to make subscriptions of: first number, count
+    most: int | None = None  # the number of messages to be matched, if limited
 
     def subscriptions(
         self,
@@ -108,7 +108,7 @@ class Workload:
         return Squares(offsets, np.concatenate([p.words for p in parts]), np.concatenate([p.boxes for p in parts]))
 
     def expressions(self, n: int, n_words: int) -> Expressions:
-        """Return subscriptions whose words are joined by AND and OR, each as likely, in a tree drawn by chance."""
+        """Return subscriptions whose words are joined by AND and OR, equally likely, in a random tree."""
         some = self.subscriptions(n, n_words=(n_words, n_words))
         draw = random.Random(3001)
         strings = [f'"{word}"' for word in self.words.take(pa.array(some.words)).to_pylist()]
@@ -148,13 +148,13 @@ class Workload:
         )
 
     def long_messages(self, n: int, n_words: int) -> Points:
-        """Return messages with so many words, each of several of the stream, at the place of the first."""
+        """Return messages with `n_words` words, each joined from several of the stream, at the place of the first."""
         n_joined = n_words // 4 + 1
         return cut(joined(self.stream(n * n_joined), n_joined), n_words)
 
 
 def joined(messages: Points, n_joined: int) -> Points:
-    """Return messages that have the words of several, at the place of the first."""
+    """Return messages joined from several, at the place of the first."""
     rows = np.repeat(np.arange(messages.x.size), np.diff(messages.word_offsets)) // n_joined
     pairs = np.unique((rows.astype(np.int64) << 32) | messages.words)
     offsets = np.searchsorted(pairs >> 32, np.arange(-(-messages.x.size // n_joined) + 1))
@@ -163,7 +163,7 @@ def joined(messages: Points, n_joined: int) -> Points:
 
 
 def cut(messages: Points, n_words: int) -> Points:
-    """Return messages with no more than so many of their words."""
+    """Return messages with at most `n_words` of their words."""
     offsets, words = some_words(messages, (n_words, n_words), np.random.default_rng(1))
     return messages._replace(word_offsets=offsets, words=words)
 
@@ -192,7 +192,7 @@ def some_words(messages: Points, n_words: tuple[int, int], draw: np.random.Gener
 
 
 def expression_of(operands: list[str], draw: random.Random) -> str:
-    """Return an expression that has every operand once: shuffled, two neighbours are joined until one is left."""
+    """Return an expression with every operand once: shuffled, then neighbours are joined until one is left."""
     operands = draw.sample(operands, len(operands))
     while len(operands) > 1:
         place = draw.randrange(len(operands) - 1)
@@ -224,7 +224,7 @@ def zipf_messages(n: int, *, n_words: int = 9, vocabulary: int = VOCABULARY, see
     words.sort(axis=1)
     is_new = np.ones(words.shape, bool)
     is_new[:, 1:] = words[:, 1:] != words[:, :-1]
-    # The same clusters whatever the seed, so that subscriptions and messages meet.
+    # The same clusters for every seed, so that subscriptions and messages meet.
     fixed = np.random.default_rng(2015)
     centres, sizes = fixed.random((200, 2)), fixed.pareto(1.5, 200) + 0.1
     places = centres[draw.choice(200, n, p=sizes / sizes.sum())] + draw.normal(0, 0.03, (n, 2))
@@ -239,31 +239,31 @@ def zipf_messages(n: int, *, n_words: int = 9, vocabulary: int = VOCABULARY, see
 
 
 def poi() -> Workload | None:
-    """Return the places of SimpleGeo, None if their file is not here: names and categories, at their points."""
+    """Return the places of SimpleGeo, None if their file is missing: names and categories, at their points."""
     return real("poi", "words and positions of real places", "poi_simplegeo", N_HISTORY, MAX_STREAM)
 
 
 def tweets() -> Workload | None:
-    """Return tweets with their positions, None if their file is not here; there are few of them."""
+    """Return tweets with their positions, None if their file is missing; there are few of them."""
     return real("tweets", "words and positions of tweets", "tweets", 20_000, 20_000)
 
 
 def geonames() -> Workload | None:
-    """Return cities and villages of GeoNames, None if their file is not here."""
+    """Return cities and villages of GeoNames, None if their file is missing."""
     return real("geonames", "names and positions of cities", "geonames_cities500", 20_000, 20_000)
 
 
 def airbnb() -> Workload | None:
-    """Return adverts of lodgings, None if their file is not here: long texts, few of them, which come again."""
+    """Return adverts of lodgings, None if their file is missing: few long texts, which are repeated."""
     return real("airbnb", "words and positions of lodgings", "airbnb_listings", 20_000, 60_000, comes_again=True)
 
 
 def mixed() -> Workload | None:
-    """Return the words of tweets at the positions of places, drawn anew for each message; None without the files."""
+    """Return the words of tweets at the positions of places, drawn for each message; None without the files."""
     texts, places = tweets(), poi()
     if texts is None or places is None:
         return None
-    kept = texts.stream(20_000)
+    reserved = texts.stream(20_000)
 
     def messages(n: int, words: Points, at: Points, seed: int) -> Points:
         draw = np.random.default_rng(seed)
@@ -276,7 +276,7 @@ def mixed() -> Workload | None:
         name="mixed",
         title="words of tweets at positions of places (a mixture)",
         most=None,
-        stream=lambda n: messages(n, kept, where, 99),
+        stream=lambda n: messages(n, reserved, where, 99),
         sample=lambda first, n: messages(n, others, where, 1 + first),
     )
 
@@ -284,10 +284,10 @@ def mixed() -> Workload | None:
 def real(
     name: str, title: str, file: str, n_history: int, n_stream: int, *, comes_again: bool = False
 ) -> Workload | None:
-    """Return a workload of texts at places, None if their file is not here.
+    """Return a workload of texts at places, None if their file is missing.
 
-    A place is history, a message, or made a subscription of, never two of them. There are fewer places than some
-    want subscriptions; beyond, places are drawn again and moved a little. If it `comes_again`, so are messages.
+    A place is used for history, as a message, or for a subscription, never for two of them. If there are fewer places
+    than subscriptions, places are drawn again and moved a little. With `comes_again` so are messages.
     """
     path = DATA / f"{file}.parquet"
     if not path.exists():
@@ -296,14 +296,14 @@ def real(
     numbers = nc.Vocabulary()
     words = numbers.of_texts(table["text"])
     x, y = (scaled(table[name].to_numpy()) for name in ("lon", "lat"))
-    # In the file, places that are near to each other follow each other.
+    # In the file, neighbouring places follow each other.
     order = np.random.default_rng(2011).permutation(np.flatnonzero(np.diff(words.token_offsets)))
     everything = Points(x, y, words.token_offsets, words.token_ids)
     history, stream, others = np.split(order, [n_history, n_history + n_stream])
 
     def messages(n: int) -> Points:
         if n > stream.size and not comes_again:
-            raise ValueError(f"{n:,} messages are wanted; {stream.size:,} places are kept for them")
+            raise ValueError(f"{n:,} messages are wanted; {stream.size:,} places are reserved for them")
         return drawn(stream, 0, n, seed=99)
 
     def sample(first: int, n: int) -> Points:
@@ -336,7 +336,7 @@ def points_at(points: Points, rows: Any) -> Points:
 
 
 def scaled(values: Any) -> Any:
-    """Return values moved and stretched to reach from 0 to 1."""
+    """Return values scaled to the range from 0 to 1."""
     return (values - values.min()) / (values.max() - values.min())
 
 

@@ -1,4 +1,4 @@
-"""What a practitioner would use instead, each behind the same protocol."""
+"""Other systems for the same task, each behind the same protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PEERS = {
     "spark": ("peers.spark_join", "SparkJoin", "Spark SQL, join on (cell, rarest keyword)"),
 }
 
-# They answer message by message, and are held against ours when it does the same.
+# They answer message by message, and are compared with ours doing the same.
 ONE_BY_ONE = ("lucene", "lucene-cells")
 
 
@@ -29,11 +29,11 @@ def started_peer(name: str) -> Peer:
 
 
 def label(name: str) -> str:
-    """Return what a report calls a peer."""
+    """Return the name of a peer in a report."""
     return PEERS[name][2]
 
 
 def short_label(name: str) -> str:
-    """Return the same in few words."""
+    """Return a short name of a peer."""
     several = {"nearcast-single": label("nearcast-single"), "lucene-cells": "Lucene Monitor with cells"}
     return several.get(name, label(name).partition(",")[0])

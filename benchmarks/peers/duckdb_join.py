@@ -20,7 +20,7 @@ WHERE w.x BETWEEN k.min_x AND k.max_x AND w.y BETWEEN k.min_y AND k.max_y AND li
 
 
 class DuckDB:
-    """A database in memory, of one thread; the keys of subscriptions are computed and stored before."""
+    """A database in memory with one thread; the keys of subscriptions are computed and stored before."""
 
     def __init__(self) -> None:
         try:

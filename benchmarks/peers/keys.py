@@ -1,4 +1,4 @@
-"""Cells of the unit square, and subscriptions by cell and rarest keyword: what a join needs to have an equality."""
+"""Cells of the unit square, and subscriptions by cell and rarest keyword: the keys of an equality join."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ N_CELLS = 32
 
 
 def rarest_keywords(keywords: pa.ListArray, vocabulary: nc.Vocabulary) -> pa.Array:
-    """Return the rarest word of each row, the first in alphabetical order of several; words never met are rarest."""
+    """Return the rarest word of each row, ties in alphabetical order; unknown words are the rarest."""
     frequencies = vocabulary.document_frequencies()
     known = {word: vocabulary.id_of(word) for word in keywords.flatten().unique().to_pylist()}
     counts = {word: 0 if number is None else frequencies[number] for word, number in known.items()}
@@ -22,7 +22,7 @@ def rarest_keywords(keywords: pa.ListArray, vocabulary: nc.Vocabulary) -> pa.Arr
 
 
 def cells_of_boxes(subscriptions: pa.Table) -> tuple[Any, Any]:
-    """Return the rows of subscriptions, and the cells that their boxes meet: a pair for each."""
+    """Return pairs of a row and a cell that its box intersects, as two arrays."""
     low_x, low_y, high_x, high_y = (
         cell_numbers(subscriptions[name].to_numpy()) for name in ("min_x", "min_y", "max_x", "max_y")
     )

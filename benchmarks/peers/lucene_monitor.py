@@ -1,4 +1,4 @@
-"""Lucene's Monitor, which keeps queries and matches documents: as it comes, and with terms of a keyword at a cell."""
+"""Lucene's Monitor, which stores queries and matches documents: as it is, and with terms of a keyword at a cell."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy as np
 import pyarrow as pa
 
 import nearcast as nc
-from harness.maven import UnreachableError, fetch, kept
+from harness.maven import UnreachableError, cached_jars, fetch
 from peers.keys import N_CELLS
 from peers.protocol import BOX, Answer, UnavailableError
 
-# Of the releases that run on every Java that Spark does; later ones need Java 21.
+# Runs on every Java that Spark supports; later releases need Java 21.
 VERSION = "9.11.1"
 PACKAGE = f"org.apache.lucene:lucene-monitor:{VERSION}"
 DRIVER = Path(__file__).parent / "lucene" / "Driver.java"
 
 
 class LuceneMonitor:
-    """A Java process that holds the monitor and matches message by message; its own clock runs around that alone."""
+    """A Java process with the monitor, which matches message by message and times only that."""
 
     version = VERSION
     terms = "words"
@@ -36,14 +36,14 @@ class LuceneMonitor:
         if compiler is None:
             raise UnavailableError("a Java compiler (javac) is not here")
         try:
-            jars = kept(f"lucene/{VERSION}", lambda folder: fetch(folder, PACKAGE))
+            jars = cached_jars(f"lucene/{VERSION}", lambda folder: fetch(folder, PACKAGE))
         except UnreachableError as error:
             raise UnavailableError(str(error)) from None
         self._folder = Path(tempfile.mkdtemp(prefix="nearcast-lucene-"))
         class_path = os.pathsep.join(map(str, [self._folder, *jars]))
         subprocess.run([compiler, "-cp", class_path, "-d", self._folder, DRIVER], check=True)
         java = Path(compiler).with_name("java")
-        # This collector gives up where others go on for hours with a heap that is full.
+        # With a full heap this collector fails, where others continue for hours.
         limits = [f"-Xmx{self.heap}", "-XX:+UseParallelGC", "-XX:+ExitOnOutOfMemoryError"]
         command = [java, *limits, "-cp", class_path, "Driver", self.terms, str(N_CELLS)]
         self._process = subprocess.Popen(
@@ -51,7 +51,7 @@ class LuceneMonitor:
         )
 
     def prepare(self, subscriptions: pa.Table, vocabulary: nc.Vocabulary) -> None:
-        """Register all."""
+        """Register all subscriptions."""
         counts = vocabulary.document_frequencies().tolist()
         words = ((vocabulary.token(number), count) for number, count in enumerate(counts))
         self._told("words", self._written("words", words))
@@ -79,10 +79,10 @@ class LuceneMonitor:
         assert self._process.stdout is not None
         self._process.stdin.write("\t".join(command) + "\n")
         self._process.stdin.flush()
-        told = self._process.stdout.readline().strip()
-        if not told or "OutOfMemoryError" in told:
-            raise UnavailableError(f"its process has ended, with a heap of {self.heap}: {told or 'no reason given'}")
-        return float(told)
+        line = self._process.stdout.readline().strip()
+        if not line or "OutOfMemoryError" in line:
+            raise UnavailableError(f"its process has ended, with a heap of {self.heap}: {line or 'no reason given'}")
+        return float(line)
 
     def n_bytes(self) -> int | None:
         """Return the heap in use after a collection."""
@@ -96,7 +96,7 @@ class LuceneMonitor:
 
 
 class LuceneMonitorWithCells(LuceneMonitor):
-    """With terms of a keyword at a cell, by which the presearcher finds subscriptions."""
+    """The monitor with terms of a keyword at a cell, which its presearcher uses."""
 
     terms = "cells"
     heap = "8g"

@@ -14,12 +14,12 @@ from peers.protocol import Answer
 
 
 class NearcastBroker:
-    """A broker; what is timed is all of `publish_batch`."""
+    """A broker; the whole `publish_batch` is timed."""
 
     version = nc.__version__
 
     def __init__(self) -> None:
-        # Compiled code is no memory of subscriptions.
+        # Compiled code does not count as memory of subscriptions.
         broker = nc.Broker(space=SPACE)
         broker.subscribe(nc.Boolean("s", "w", within=nc.Box(0, 0, 1, 1)))
         broker.publish(nc.Message("m", 0.5, 0.5, "w"))
@@ -38,18 +38,18 @@ class NearcastBroker:
         return Answer(*(np.asarray(found[name]) for name in ("message", "subscription")), seconds)
 
     def n_bytes(self) -> int | None:
-        """Return the bytes of columns and index, and of the ids with the table that finds them."""
+        """Return the bytes of columns and index, and of the ids with their hash table."""
         book = self._broker._parts.store
         slot_of = book._contents.slot_of
         ids = sys.getsizeof(slot_of) + book.ids.nbytes + len(slot_of) * sys.getsizeof(1 << 20)
         return int(book._contents.index.n_bytes + sum(array.nbytes for array in book.columns) + ids)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing."""
 
 
 class NearcastOneByOne(NearcastBroker):
-    """The same broker, which is given one message after another; what is timed are all calls of `publish`."""
+    """The same broker, message by message; all calls of `publish` are timed."""
 
     def answers(self, messages: pa.Table) -> Answer:
         """Publish message by message."""
@@ -62,7 +62,7 @@ class NearcastOneByOne(NearcastBroker):
             started = time.perf_counter()
             deliveries = self._broker.publish(message)
             seconds += time.perf_counter() - started
-            # Deliveries are handed on one by one; to hold all of them would keep the collector of garbage busy.
+            # Deliveries are not retained: garbage collection would slow down with their number.
             numbers += [message.id] * len(deliveries)
             found += [delivery.subscription for delivery in deliveries]
         return Answer(np.array(numbers, np.int64), np.array(found, np.int64), seconds)

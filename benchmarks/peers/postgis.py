@@ -1,4 +1,4 @@
-"""PostGIS: a GiST index over rarest keyword and box, and a lateral join; a cluster of its own on a Unix socket."""
+"""PostGIS: a GiST index over rarest keyword and box, and a lateral join; a private cluster on a Unix socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import nearcast as nc
 from peers.protocol import BOX, Answer, UnavailableError
 
-# What speaks for the peer: everything in memory, nothing flushed, nothing in the background.
+# Settings in favour of the peer: everything in memory, no flushes, no background work.
 SETTINGS = {
     "listen_addresses": "",
     "fsync": "off",
@@ -48,7 +48,7 @@ CREATE INDEX subscriptions_by_word_and_place ON subscriptions USING gist (rarest
 CREATE UNLOGGED TABLE arrived (id bigint, x float8, y float8, keywords text[]);
 CREATE UNLOGGED TABLE messages (id bigint, keywords text[], point geometry);
 """
-# The box of a GiST index is rounded to single precision, so the exact test comes on top.
+# The box of a GiST index is rounded to single precision, so the exact test is added.
 MATCHED = """
 SELECT m.id, s.id
 FROM messages m CROSS JOIN LATERAL unnest(m.keywords) AS w(word) CROSS JOIN LATERAL (
@@ -60,7 +60,7 @@ FROM messages m CROSS JOIN LATERAL unnest(m.keywords) AS w(word) CROSS JOIN LATE
 
 
 class PostGIS:
-    """A private cluster, started here; what is timed is the prepared statement until its rows have been fetched."""
+    """A private cluster; the prepared statement is timed until its rows have been fetched."""
 
     def __init__(self) -> None:
         try:
@@ -89,10 +89,10 @@ class PostGIS:
         except BaseException:
             self.close()
             raise
-        told = self._connection.execute("SELECT postgis_lib_version(), current_setting('server_version')").fetchone()
-        self.version = f"{told[0]}, PostgreSQL {told[1].split()[0]}"
+        found = self._connection.execute("SELECT postgis_lib_version(), current_setting('server_version')").fetchone()
+        self.version = f"{found[0]}, PostgreSQL {found[1].split()[0]}"
 
-    def _connected(self, psycopg):  # type: ignore[no-untyped-def]  # the package may not be there
+    def _connected(self, psycopg):  # type: ignore[no-untyped-def]  # the package may be missing
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -106,7 +106,7 @@ class PostGIS:
                 time.sleep(0.1)
 
     def prepare(self, subscriptions: pa.Table, vocabulary: nc.Vocabulary) -> None:  # noqa: ARG002
-        """Copy all into a table, and index it."""
+        """Copy the subscriptions into a table, and index it."""
         self._connection.execute(LOADED)
         columns = [subscriptions[name].to_pylist() for name in ("id", "rarest", "keywords", *BOX)]
         types = ["int8", "text", "text[]", *["float8"] * 4]
@@ -115,7 +115,7 @@ class PostGIS:
         self._connection.execute("VACUUM ANALYZE subscriptions")
 
     def answers(self, messages: pa.Table) -> Answer:
-        """Copy messages into a table, and join."""
+        """Copy the messages into a table, and join."""
         self._connection.execute("TRUNCATE messages, arrived")
         columns = [messages[name].to_pylist() for name in ("id", "x", "y", "keywords")]
         self._copy("COPY arrived FROM STDIN (FORMAT BINARY)", ["int8", "float8", "float8", "text[]"], columns)
@@ -152,7 +152,7 @@ class PostGIS:
 
 
 def server_programs() -> Path:
-    """Return the folder of the programs of a PostgreSQL server, the newest that has PostGIS if there are several."""
+    """Return the folder of the programs of a PostgreSQL server, the newest with PostGIS."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: float(folder.parent.name))
     for folder in reversed(folders):
         if list(Path("/usr/share/postgresql", folder.parent.name).glob("extension/postgis.control")):
@@ -164,7 +164,7 @@ def server_programs() -> Path:
 
 
 def other_user(folder: Path) -> list[str]:
-    """Return how to run a command as another user, who is given the folder: the server refuses to run as root."""
+    """Return the prefix of a command run as another user, who gets the folder: the server refuses to run as root."""
     if os.geteuid() != 0:
         return []
     if shutil.which("setpriv") is None:

@@ -1,4 +1,4 @@
-"""What a peer is: a system that a practitioner would use instead, asked for the same pairs on the same data.
+"""The protocol of peers: other systems that return the same pairs for the same data.
 
 Subscriptions are a table of `id`, `rarest` (the rarest of its keywords among earlier messages), `keywords` and the box
 `min_x`, `min_y`, `max_x`, `max_y`; messages one of `id`, `x`, `y` and `keywords`. Ids are int64.
@@ -20,9 +20,9 @@ class UnavailableError(Exception):
 
 
 class Answer(NamedTuple):
-    """All pairs of a message and a subscription that it satisfies, in any order, and the time it took to find them.
+    """All pairs of a message and a matching subscription, in any order, and the seconds it took to find them.
 
-    The clock runs from when the messages are where the peer wants them until all pairs are known.
+    The clock starts when the peer has the messages and stops when all pairs are known.
     """
 
     messages: Any
@@ -31,18 +31,18 @@ class Answer(NamedTuple):
 
 
 class Peer(Protocol):
-    """A system that holds subscriptions and answers messages. Raises UnavailableError when made where it cannot run."""
+    """A system that stores subscriptions and matches messages; raises UnavailableError if it cannot run here."""
 
     version: str
 
     def prepare(self, subscriptions: pa.Table, vocabulary: nc.Vocabulary) -> None:
-        """Take in all subscriptions, with the indexes that the peer has for them; word counts are known before."""
+        """Store and index all subscriptions; word counts are known before."""
 
     def answers(self, messages: pa.Table) -> Answer:
-        """Return the pairs of some messages."""
+        """Return the matching pairs of messages."""
 
     def n_bytes(self) -> int | None:
-        """Return the bytes that the subscriptions and their indexes take as the peer tells it, None if it does not."""
+        """Return the bytes of subscriptions and indexes as the peer reports them, None if it does not."""
 
     def close(self) -> None:
-        """End what was started."""
+        """Stop the peer."""

@@ -20,11 +20,11 @@ FROM messages m JOIN subscriptions s ON ST_Intersects(s.box, m.point) AND array_
 
 
 class SedonaDB:
-    """A session over tables in memory; its index of boxes is built anew in every join."""
+    """A session over tables in memory; its index of boxes is built in every join."""
 
     def __init__(self) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it misses libraries for projections and rasters, which are not used
+            warnings.simplefilter("ignore")  # of missing libraries for projections and rasters, not used here
             try:
                 import geoarrow.pyarrow  # noqa: F401
                 import sedonadb
@@ -35,11 +35,11 @@ class SedonaDB:
             self._session.sql("SELECT ST_Point(0, 0)").to_arrow_table()
 
     def prepare(self, subscriptions: pa.Table, vocabulary: nc.Vocabulary) -> None:  # noqa: ARG002
-        """Hold all as a table with boxes."""
+        """Store the subscriptions as a table with boxes."""
         self._hold(subscriptions, SUBSCRIPTIONS, "subscriptions")
 
     def answers(self, messages: pa.Table) -> Answer:
-        """Hold the messages as a table with points, and join."""
+        """Store the messages as a table with points, and join."""
         self._hold(messages, MESSAGES, "messages")
         started = time.perf_counter()
         found = self._session.sql(MATCHED).to_arrow_table()
@@ -51,8 +51,8 @@ class SedonaDB:
         self._session.sql(query).to_memtable().to_view(name, overwrite=True)
 
     def n_bytes(self) -> int | None:
-        """Return None: it does not tell."""
+        """Return None: the size is not reported."""
         return None
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing."""

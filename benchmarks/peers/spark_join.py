@@ -22,7 +22,7 @@ from peers.protocol import Answer, UnavailableError
 
 
 class SparkJoin:
-    """A session of one core; the keys of subscriptions are computed and cached before."""
+    """A session with one core; the keys of subscriptions are computed and cached before."""
 
     version = pyspark.__version__
 
@@ -52,7 +52,7 @@ class SparkJoin:
         return Answer(*(np.asarray(found[name]) for name in ("message", "subscription")), seconds)
 
     def n_bytes(self) -> int | None:
-        """Return None: it does not tell."""
+        """Return None: the size is not reported."""
         return None
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class SparkJoin:
 
 
 def keys_of(subscriptions: DataFrame, counts: DataFrame) -> DataFrame:
-    """Return a row for each cell of each subscription, with its rarest word: Spark alone does what `keyed` does.
+    """Return a row for each cell of each subscription, with its rarest word, as `keyed` does, with Spark alone.
 
     `counts` has a row for each known word: `token`, and `df`, the number of messages that have it.
     """

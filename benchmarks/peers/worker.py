@@ -1,4 +1,4 @@
-"""A peer in a process of its own, so that its memory can be told from that of others."""
+"""Runs a peer in its own process, so that its memory can be measured."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from typing import Any
 import pyarrow as pa
 
 import nearcast as nc
-from harness.memory import give_back_memory, held_bytes
+from harness.memory import memory_bytes, release_memory
 from peers import started_peer
 from peers.protocol import Answer, Peer, UnavailableError
 
-# Seconds that a peer has to end by itself, and then those to end when it is told to; a server is given 30.
+# Seconds until a peer that is closed is terminated, and then until it is killed; a server has 30.
 PATIENCE = 45
 
 
 class Worker:
-    """Runs a peer in another process, on the cores that this one has; raises UnavailableError where it cannot run."""
+    """Runs a peer in another process, on the cores of this one; raises UnavailableError if it cannot run here."""
 
     def __init__(self, name: str):
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        # As a daemon it is told to end with this process, wherever that stops.
+        # As a daemon it is terminated when this process ends.
         self._process = context.Process(target=serve, args=(name, other), daemon=True)
         self._process.start()
         other.close()
         self.version: str = self._received()
-        self._empty = held_bytes(self._pids(), "Pss")
+        self._empty = memory_bytes(self._pids(), "Pss")
 
     def prepare(self, subscriptions: pa.Table, vocabulary: nc.Vocabulary) -> float:
-        """Take in all subscriptions; return the seconds."""
+        """Store and index all subscriptions; return the seconds."""
         return self._asked("prepare", subscriptions, vocabulary)
 
     def answers(self, messages: pa.Table) -> Answer:
-        """Return the pairs of some messages."""
+        """Return the matching pairs of messages."""
         return self._asked("answers", messages)
 
     def n_bytes(self) -> int | None:
-        """Return what the peer tells of its size."""
+        """Return the bytes that the peer reports."""
         return self._asked("n_bytes")
 
     def grown(self) -> int:
-        """Return the bytes by which its memory has grown since it was empty; shared pages are counted once."""
-        return held_bytes(self._pids(), "Pss") - self._empty
+        """Return the growth of its memory since it was empty, in bytes; shared pages are counted once."""
+        return memory_bytes(self._pids(), "Pss") - self._empty
 
     def peak(self) -> int:
-        """Return the most bytes of memory that each of its processes has had, added."""
-        return held_bytes(self._pids(), "VmHWM")
+        """Return the sum of the peak memory of its processes in bytes."""
+        return memory_bytes(self._pids(), "VmHWM")
 
     def close(self) -> None:
         """End the peer and its process."""
@@ -78,17 +78,17 @@ class Worker:
 
     def _received(self) -> Any:
         try:
-            told = self._connection.recv()
+            answer = self._connection.recv()
         except EOFError:
             raise UnavailableError("its process has ended") from None
-        if isinstance(told, Exception):
-            raise told
-        return told
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 def serve(name: str, connection: Connection) -> None:
-    """Do what is asked for, in the process of the peer, until it is closed."""
-    # Whoever interrupts the run reaches all of its processes; the one that asks closes the peers.
+    """Answer requests in the process of the peer, until it is closed."""
+    # An interrupt reaches all processes of the run; the one that sends the requests closes the peers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     try:
@@ -99,21 +99,21 @@ def serve(name: str, connection: Connection) -> None:
     except Exception as error:
         connection.send(UnavailableError(f"it could not be started: {type(error).__name__}: {error}"))
         return
-    give_back_memory()
+    release_memory()
     connection.send(peer.version)
     try:
         while (asked := received_or_none(connection)) is not None:
-            method, told = asked[0], answer_of(peer, *asked)
+            method, answer = asked[0], answer_of(peer, *asked)
             del asked
             if method == "prepare":
-                give_back_memory()
-            connection.send(told)
+                release_memory()
+            connection.send(answer)
     finally:
         peer.close()
 
 
 def received_or_none(connection: Connection) -> tuple[str, tuple[Any, ...]] | None:
-    """Return what the other side asks for, None if it is done, or has ended."""
+    """Return the next request, None if the other side is done or has ended."""
     try:
         return connection.recv()
     except EOFError:
@@ -121,12 +121,12 @@ def received_or_none(connection: Connection) -> tuple[str, tuple[Any, ...]] | No
 
 
 def answer_of(peer: Peer, method: str, arguments: tuple[Any, ...]) -> Any:
-    """Return what a method of the peer returns, of `prepare` the seconds; an error that the other side raises."""
+    """Return the result of a method of the peer, of `prepare` the seconds, or an error for the other side to raise."""
     started = time.perf_counter()
     try:
-        told = getattr(peer, method)(*arguments)
+        answer = getattr(peer, method)(*arguments)
     except UnavailableError as error:
         return error
     except Exception as error:
         return UnavailableError(f"it failed in {method}: {type(error).__name__}: {error}")
-    return time.perf_counter() - started if method == "prepare" else told
+    return time.perf_counter() - started if method == "prepare" else answer

@@ -1,4 +1,4 @@
-"""Building an AP-Tree and inserting into it; ap_tree.py says what it is, and how `nodes` and `branches` are laid out.
+"""Building an AP-Tree and inserting into it; ap_tree.py describes the tree, and the layout of `nodes` and `branches`.
 
 root, task   TASK: a node and its region
 members      int32: the entries of a node
@@ -36,7 +36,7 @@ TASK = np.dtype([("node", np.int64), ("box", np.float32, 4)])  # a node and its 
 
 
 class Tree(NamedTuple):
-    """The arrays of the tree; one that is full is replaced by a larger one."""
+    """The arrays of the tree; a full one is replaced by a larger one."""
 
     nodes: Any
     branches: Any
@@ -45,7 +45,7 @@ class Tree(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The entries and what is known of their words, see common.py."""
+    """The entries and the statistics of their words, see boolean.py."""
 
     records: Any
     words: Any
@@ -55,7 +55,7 @@ class Entries(NamedTuple):
 
 @kernel
 def children_of(nodes: Any, node: int) -> Any:
-    """Return where the children of a node start in `branches`, and how many they are; the last is the dummy."""
+    """Return where the children of a node start in `branches`, and their number; the last is the dummy."""
     start = np.int64(nodes[node]["start"])
     n_columns = np.int64(nodes[node]["n_columns"])
     n_rows = np.int64(nodes[node]["n_rows"])
@@ -66,7 +66,7 @@ def children_of(nodes: Any, node: int) -> Any:
 
 @kernel
 def add_child(tree: Any, node: int, number: int, size: int) -> Tree:
-    """Give a node its child of a number: a leaf, still without a list."""
+    """Add a child to a node at a number: a leaf without a list."""
     nodes, branches, links, used = tree
     nodes = roomy(nodes, used[0] + 1)
     start, n_children = children_of(nodes, node)
@@ -123,7 +123,7 @@ def routes(tree: Any, node: int, box: Any, entry: int, entries: Any, numbers: An
         if offset < record["n_words"]:
             rank = entries.ranks[entries.words[record["first_word"] + offset]]
             cut = max(n_not_above(branches, start, n_columns, rank) - 1, 0)
-            # A word that came later and lies between two cuts widens the first.
+            # A later word between two cuts widens the first cut.
             branches[start + cut] = min(branches[start + cut], rank)
             branches[start + n_columns + cut] = max(branches[start + n_columns + cut], rank)
             numbers[0] = cut
@@ -144,7 +144,7 @@ def routes(tree: Any, node: int, box: Any, entry: int, entries: Any, numbers: An
 
 @kernel
 def parted(tree: Any, node: int, box: Any, members: Any, entries: Any, fanout: int) -> Tree:
-    """Make a leaf the cheaper kind of inner node, without children yet; if neither is worth it, it stays a leaf."""
+    """Convert a leaf to the cheaper kind of inner node, without children; if neither is cheaper, it stays a leaf."""
     nodes, branches, links, used = tree
     word_cost = np.inf
     space_cost = np.inf
@@ -183,7 +183,7 @@ def parted(tree: Any, node: int, box: Any, members: Any, entries: Any, fanout: i
 
 @kernel
 def build(tree: Any, root: Any, members: Any, entries: Any, fanout: int, leaf_size: int) -> Tree:
-    """Build all below the node of a task anew (Algorithm 4), depth first; members of the next task are last."""
+    """Rebuild everything below the node of a task (Algorithm 4), depth first; members of the next task are last."""
     pending = members.copy()
     n_pending = members.size
     tasks = np.empty(fanout + 1, TASK)
@@ -230,7 +230,7 @@ def build(tree: Any, root: Any, members: Any, entries: Any, fanout: int, leaf_si
 
 @kernel
 def members_below(tree: Any, node: int) -> Any:
-    """Return the entries in all leaves below a node, each once."""
+    """Return the entries in all leaves below a node, without duplicates."""
     nodes, branches, links, _ = tree
     found = np.empty(64, np.int32)
     n_found = 0
@@ -292,7 +292,7 @@ def insert(tree: Any, root: Any, first: int, entries: Any, sizes: Any, stale: An
             node = task[0]["node"]
             size = tree.nodes[node]["size"] + 1
             if tree.nodes[node]["kind"] == LEAF_NODE:
-                # A leaf that could not be parted is tried again each time that it has doubled.
+                # A leaf that could not be split is tried again when it has doubled.
                 times = size // leaf_size
                 is_built_anew = size % leaf_size == 0 and times & (times - 1) == 0
             else:

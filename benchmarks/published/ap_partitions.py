@@ -1,13 +1,12 @@
-"""The two partitions of an AP-Tree node, by the heuristics of sections 3.3.2 and 3.3.3, and what each costs.
+"""The two partitions of an AP-Tree node, by the heuristics of sections 3.3.2 and 3.3.3, with their costs.
 
 members   int32: the entries of the node
-entries   records, words, ranks and shares as in common.py
+entries   records, words, ranks and shares as in boolean.py
 box       float32 (4,): the region of the node, borders included
 
-The cost of a partition is `sum of weight * hit probability` over its parts (section 3.3.1). Of a cut of words the
-weight is its number of entries, the probability the sum of its words' shares of messages. Of a cell they are the
-number of entries that meet it, and the share of the entries' centres that it holds. What is in the dummy cut or cell is
-always read.
+The cost of a partition is `sum of weight * hit probability` over its parts (section 3.3.1). The weight of a cut of
+words is its number of entries, its probability the sum of its words' shares of messages. For a cell they are the number
+of entries that intersect it, and the share of the entries' centres in it. The dummy cut or cell is always read.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ def n_not_above(values: Any, start: int, n: int, value: float) -> int:
 
 @kernel
 def slabs_met(borders: Any, start: int, n_slabs: int, low: float, high: float) -> Any:
-    """Return the first and the last slab that an interval meets; a slab reaches to just before the next border."""
+    """Return the first and the last slab that an interval intersects; a slab ends just before the next border."""
     first = n_not_above(borders, start, n_slabs, low) - 1
     return max(first, 0), max(n_not_above(borders, start, n_slabs, high) - 1, 0)
 
 
 @kernel
 def holds_box(record: Any, box: Any) -> bool:
-    """Whether the box of an entry holds a box."""
+    """Whether the box of an entry contains a box."""
     is_above = record["west"] <= box[0] and record["south"] <= box[1]
     return is_above and record["east"] >= box[2] and record["north"] >= box[3]
 
 
 @kernel
 def even_places(totals: Any, n_parts: int) -> Any:
-    """Return the borders of parts that have about the same share of an ascending total, at least one place each."""
+    """Return the borders of parts with about equal shares of a cumulative total, at least one place each."""
     n_places = totals.size - 1
     n_parts = min(n_parts, n_places)
     places = np.zeros(n_parts + 1, np.int64)
@@ -62,10 +61,10 @@ def even_places(totals: Any, n_parts: int) -> Any:
 
 @kernel
 def improve(places: Any, begun: Any, over: Any, shares: Any) -> float:
-    """Move each border to where the parts on both sides cost least (Algorithm 3); return the cost of all.
+    """Move each border to the least cost of the parts on both sides (Algorithm 3); return the total cost.
 
-    begun, over   how many entries have begun before a place, and how many are over there
-    shares        the hit probability of all before a place
+    begun, over   how many entries begin before a place, and how many end there
+    shares        the hit probability of everything before a place
     """
     for i in range(1, places.size - 1):
         left = places[i - 1]
@@ -99,7 +98,7 @@ def keyword_partition(members: Any, entries: Any, offset: int, fanout: int) -> A
         return np.inf, ranks[:0]
     order = np.argsort(ranks[:n])
     ranks = ranks[order]
-    # By distinct word: where its entries start, and the share of messages of all words before it.
+    # By distinct word: the start of its entries, and the sum of the shares of messages of the words before it.
     starts = np.empty(n + 1, np.int64)
     shares = np.zeros(n + 1)
     n_words = 0
@@ -117,7 +116,7 @@ def keyword_partition(members: Any, entries: Any, offset: int, fanout: int) -> A
 
 @kernel
 def slab_borders(lows: Any, highs: Any, centres: Any, low: float, high: float, n_slabs: int) -> Any:
-    """Return where slabs of a node from `low` to `high` start and end: where an interval begins or is just over."""
+    """Return where slabs of a node from `low` to `high` start and end: where an interval begins or has just ended."""
     infinity = np.float32(np.inf)
     ends = np.nextafter(highs, infinity)
     limits = np.array([low, np.nextafter(np.float32(high), infinity)], np.float32)
@@ -133,7 +132,7 @@ def slab_borders(lows: Any, highs: Any, centres: Any, low: float, high: float, n
 
 @kernel
 def space_partition(members: Any, entries: Any, box: Any, n_sides: int) -> Any:
-    """Return the cost, and where the columns and the rows of cells start, with the end of the last."""
+    """Return the cost, and the starts of the columns and rows of cells, with the end of the last."""
     sides = np.empty((4, members.size), np.float32)
     centres = np.empty((2, members.size), np.float32)
     n = 0
@@ -154,7 +153,7 @@ def space_partition(members: Any, entries: Any, box: Any, n_sides: int) -> Any:
     n_columns = columns.size - 1
     n_rows = rows.size - 1
     n_centres = np.zeros((n_rows, n_columns), np.int64)
-    # Differences of the weights of cells at first, so that an entry takes four steps however many cells it meets.
+    # First as differences of the weights of cells, so that an entry takes four steps for any number of cells.
     weights = np.zeros((n_rows + 2, n_columns + 2), np.int64)
     for i in range(n):
         column, _ = slabs_met(columns, 0, n_columns, centres[0, i], centres[0, i])

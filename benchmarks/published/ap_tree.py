@@ -1,7 +1,7 @@
-"""AP-Tree: a tree whose nodes part entries by words or by space, whichever costs less (AP-Tree, section 3).
+"""AP-Tree: a tree whose nodes split entries by words or by space, whichever costs less (AP-Tree, section 3).
 
-KEYWORD_NODE   entries are in ordered cuts by their word at the node's offset; those that have none in a dummy cut
-SPACE_NODE     entries are in each cell of an uneven grid that they meet; those that hold the region in a dummy cell
+KEYWORD_NODE   entries are in ordered cuts by their word at the node's offset; those without one in a dummy cut
+SPACE_NODE     entries are in each intersecting cell of an uneven grid; those that contain the region in a dummy cell
 LEAF_NODE      a list of entries
 
 nodes      NODE; node 0 is the root; a leaf is a list as in lists.py
@@ -11,17 +11,16 @@ branches   int32: of a keyword node the lowest ranks of its cuts, the highest, a
 links      int32: the entries of leaves
 used       int64 (3,): how much of nodes, branches and links is in use
 
-No match is lost. An entry is in the cut of its word at the offset, and a message goes on with each of its words behind
-those it has used; of two words in one cut it uses the first, which leaves it the more to go on with. An entry is in
-every cell that it meets, and so in that of the point. No entry is met twice: a message goes to a cut once, and to one
-cell.
+No match is lost. An entry is in the cut of its word at the offset, and a message continues with each of its words after
+those it has used; of two words in one cut it uses the first, which leaves more of them. An entry is in every cell that
+it intersects, and so in that of the point. No entry is found twice: a message visits a cut once, and one cell.
 
 As published: fanout and thresholds, words in descending order of frequency, the heuristic partitions and their costs,
-leaves that are parted when they overflow, nodes that are built anew when the sizes of their children diverge.
-Departures, where the paper is silent or asks for what an index does not know: messages are taken to fall where the
-centres of subscriptions do, as the paper takes words if it knows no messages; what is in a dummy counts as hit; a
-space partition that saves nothing is not made, or there would be no end of them; a removed entry is marked, not taken
-out of its leaves.
+leaves that are split when they overflow, nodes that are rebuilt when the sizes of their children diverge. Departures,
+where the paper is silent or needs unavailable data: messages are assumed to be distributed like the centres of
+subscriptions, as the paper assumes for words without known messages; entries in a dummy count as hit; a space partition
+that saves nothing is not made, else there would be no end of them; a removed entry is marked, not deleted from its
+leaves.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ from published.lists import roomy
 
 FANOUT = 200
 LEAF_SIZE = 40
-# A node with at least this share of all entries is built anew beyond this Kullback-Leibler divergence.
+# A node with at least this share of all entries is rebuilt beyond this Kullback-Leibler divergence.
 STALE_SHARE = 0.001
 STALE_DIVERGENCE = 0.001
 
-VISIT = np.dtype([("node", np.int64), ("word", np.int64)])  # a node and the first word of the message to go on with
+VISIT = np.dtype([("node", np.int64), ("word", np.int64)])  # a node, and the first word of the message to continue with
 
 
 @kernel
 def leaves_reached(tree: Any, messages: Any, ranks: Any, hits: Any) -> Any:
-    """Return the buffer of the leaves that messages hit, and their number (Algorithm 1)."""
+    """Return the buffer of the leaves that messages hit, and the number of leaves (Algorithm 1)."""
     nodes, branches, _, _ = tree
     borders = branches.view(np.float32)
     token_offsets = messages.token_offsets
@@ -125,7 +124,7 @@ class ApTreeIndex(BooleanIndex):
         sizes, stale = (FANOUT, LEAF_SIZE), (STALE_SHARE, STALE_DIVERGENCE)
         if first > 0:
             self._tree = insert(self._tree, self._root[0], first, entries, sizes, stale)
-        # What is built anew leaves a hole; when most is holes, everything is.
+        # Rebuilt nodes leave holes; when most is holes, everything is rebuilt.
         if first == 0 or self._tree.used[2] > 2 * self._n_links_built + 1024:
             self._clear_lists()
             members = np.arange(entries.records.size, dtype=np.int32)

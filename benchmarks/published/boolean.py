@@ -1,13 +1,13 @@
-"""What all published indexes of boolean subscriptions do: keep entries in lists, and verify those that a message hits.
+"""The base of all published indexes of boolean subscriptions: entries in lists, and verification of the hit ones.
 
 records, words, ranks   see entries.py
 shares                  float64, by token id: the share of messages that have it
 lists, links            see lists.py
 hits                    int64: `row << 32 | list`, rows ascending
 
-An index says in which lists it keeps an entry and which lists a message hits: "might match". `verified` reads these
+An index decides which lists contain an entry and which lists a message hits: "might match". `verified` reads these
 lists and tests boxes and words: "does match". No match is lost if each entry is in a list that is hit by every message
-that has the entry's words and lies in its box.
+with the entry's words in its box.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from published.common import PublishedIndex
 from published.entries import ENTRY, Clauses, covers, decomposed, float32_around
 from published.lists import roomy
 
-# Longer lists are read one entry after the other, which the processor foresees.
+# Longer lists are read sequentially, which the processor prefetches.
 MAX_SHORT_LIST = 64
 
 
 class Store(NamedTuple):
-    """All that verification reads."""
+    """The arrays that verification reads."""
 
     lists: Any
     links: Any
@@ -43,7 +43,7 @@ class Store(NamedTuple):
 
 @kernel
 def renumbered(links: Any, n_entries: int) -> Any:
-    """Return the entries in order of their first occurrence in `links`, and put their new numbers there."""
+    """Return the entries in order of their first occurrence in `links`, and renumber `links` in place."""
     numbers = np.full(n_entries, -1, np.int32)
     order = np.empty(n_entries, np.int32)
     n = 0
@@ -81,7 +81,7 @@ def verified(hits: Any, store: Any, messages: Any, has_word: Any, is_alive: Any,
         # The nearest float32 numbers on both sides, for comparison with boxes that were rounded outward.
         x_low, x_high = float32_around(m.x[row])
         y_low, y_high = float32_around(m.y[row])
-        # Short lists are asked for ahead of their time: most of what they cost is waiting for memory.
+        # Short lists are prefetched: most of their cost is memory latency.
         last_hit = hit
         n_listed = 0
         while last_hit < hits.size and hits[last_hit] >> 32 == row:
@@ -100,7 +100,7 @@ def verified(hits: Any, store: Any, messages: Any, has_word: Any, is_alive: Any,
             for i in range(a_list["start"], a_list["start"] + a_list["size"]):
                 record = records[links[i]]
                 inside[n_inside] = links[i]
-                # Whether a box holds the point is a toss-up, so no branch hangs on it.
+                # Whether a box contains the point is unpredictable, so there is no branch on it.
                 is_west_or_south = (record["east"] < x_high) | (record["north"] < y_high)
                 is_east_or_north = (record["west"] > x_low) | (record["south"] > y_low)
                 n_inside += not (is_west_or_south | is_east_or_north)
@@ -125,13 +125,13 @@ def verified(hits: Any, store: Any, messages: Any, has_word: Any, is_alive: Any,
             n_found += 1
         for i in range(token_offsets[row], token_offsets[row + 1]):
             has_word[token_ids[i]] = False
-        n_found = first_found + keep_sorted(found[first_found:n_found])
+        n_found = first_found + deduplicate(found[first_found:n_found])
     return n_found, found, n_read
 
 
 @kernel
-def keep_sorted(found: Any) -> int:
-    """Sort the matches of a message and keep one of each subscription, a sure one if there is any; return how many."""
+def deduplicate(found: Any) -> int:
+    """Sort the matches of a message in place, one per subscription, verified if possible; return their number."""
     found.sort()
     n_kept = 0
     for i in range(found.size):
@@ -142,7 +142,7 @@ def keep_sorted(found: Any) -> int:
 
 
 class BooleanIndex(PublishedIndex):
-    """What is the same in all of boolean subscriptions: the entries, the global order of words, and verification."""
+    """The entries, the global order of words, and verification; subclasses define the lists."""
 
     def __init__(self, space: Space, vocabulary: Vocabulary):
         self._space_box = np.array(bounds(space))
@@ -154,23 +154,23 @@ class BooleanIndex(PublishedIndex):
 
     @abstractmethod
     def _clear_lists(self) -> None:
-        """Hold no entries."""
+        """Remove all lists."""
 
     @abstractmethod
     def _add(self, first: int) -> None:
-        """Put the entries from `first` on into lists."""
+        """Add the entries from `first` on to lists."""
 
     @abstractmethod
     def _lists_hit(self, messages: MessageColumns) -> tuple[Any, int]:
-        """Return the buffer of the lists that messages hit, and their number."""
+        """Return the buffer of the lists that messages hit, and the number of lists."""
 
     @abstractmethod
     def _lists_and_links(self) -> tuple[Any, Any]:
-        """Return the lists, and the part of `links` that is in use."""
+        """Return the lists, and the used part of `links`."""
 
     @abstractmethod
     def _lists_shape(self) -> tuple[str, int]:
-        """Return what the lists are made of, in words, and the bytes of it."""
+        """Return a description of the lists, and their bytes."""
 
     def _shape(self) -> tuple[str, int]:
         text, n_bytes = self._lists_shape()
@@ -197,7 +197,7 @@ class BooleanIndex(PublishedIndex):
         self._clear_lists()
 
     def _start(self, subscriptions: SubscriptionColumns) -> None:
-        """Build the index over all that it holds, with words in order of their frequency as it is now."""
+        """Rebuild the index over all its subscriptions, with words in order of their current frequency."""
         s = subscriptions
         slots = np.flatnonzero(self._is_held)
         frequencies, n_messages = self._vocabulary.document_frequencies(), self._vocabulary.n_messages
@@ -205,13 +205,13 @@ class BooleanIndex(PublishedIndex):
             clauses = taken_rows(s.clause_offsets, slots)[1]
             used = s.required_ids[taken_rows(s.required_offsets, clauses)[1]]
             frequencies, n_messages = np.bincount(used, minlength=frequencies.size), max(slots.size, 1)
-        # A word that no message had yet may be in the next.
+        # A word without messages may be in the next one.
         self._least_share = 1 / n_messages
         self._shares = np.maximum(frequencies, 1) / n_messages
         self._ranks = np.empty(frequencies.size, np.int64)
         self._ranks[np.argsort(-frequencies, kind="stable")] = np.arange(frequencies.size)
         self._take(slots, s)
-        # Entries of a list lie together, and so do their words.
+        # Entries of a list are adjacent, and so are their words.
         records = self._records.values[renumbered(self._lists_and_links()[1], self._records.size)]
         n_words = records["n_words"].astype(np.int64)
         first_words = np.cumsum(n_words) - n_words
@@ -233,7 +233,7 @@ class BooleanIndex(PublishedIndex):
         self._add(first)
 
     def _know_words(self) -> None:
-        """Make room for words that were admitted since; they are behind all others."""
+        """Extend the order by words that were added since, after all others."""
         n_words = len(self._vocabulary)
         if n_words > self._has_word.size:
             self._has_word = np.zeros(2 * n_words, bool)

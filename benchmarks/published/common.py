@@ -1,4 +1,4 @@
-"""What all published indexes do: which slots they hold, and what is proposed for every message."""
+"""The base of all published indexes: their slots, and those proposed for every message."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nearcast.text.vocabulary import Vocabulary
 
 
 class PublishedIndex(ABC):
-    """An index of one kind of subscription; what it does not know, it proposes for every message.
+    """An index of one kind of subscription; unsupported subscriptions are proposed for every message.
 
-    A batch that is as large as all there is makes the index start anew, with fresh statistics; a smaller one is
-    inserted in place. A removed subscription is only marked; it goes when the index starts anew.
+    A batch at least as large as the index rebuilds it, with fresh statistics; a smaller one is inserted in place. A
+    removed subscription is only marked until the index is rebuilt.
     """
 
     def __init__(self, space: Space, vocabulary: Vocabulary):
@@ -35,22 +35,22 @@ class PublishedIndex(ABC):
 
     @abstractmethod
     def _start(self, subscriptions: SubscriptionColumns) -> None:
-        """Build the empty index over all that is held."""
+        """Build the empty index over all subscriptions."""
 
     @abstractmethod
     def _take(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
-        """Take in the subscriptions at `slots`; those it does not know join `_always`."""
+        """Insert the subscriptions at `slots`; unsupported ones are added to `_always`."""
 
     @abstractmethod
     def _found(self, messages: MessageColumns) -> Pairs:
-        """Return what messages match, of all that is alive; count in `n_read` what was looked at."""
+        """Return the matches of messages among active subscriptions; add the reads to `n_read`."""
 
     @abstractmethod
     def _shape(self) -> tuple[str, int]:
-        """Return what the index is made of, in words, and the bytes of it."""
+        """Return a description of the index, and its bytes."""
 
     def _clear(self) -> None:
-        """Hold nothing."""
+        """Remove everything."""
         self._n_slots = 0
         self._always = np.zeros(0, np.int64)
 
@@ -60,13 +60,13 @@ class PublishedIndex(ABC):
         return self._shape()[1]
 
     def attach(self, subscriptions: SubscriptionColumns) -> None:  # noqa: B027
-        """Do nothing: subscriptions are not looked at."""
+        """Do nothing: subscriptions are not read."""
 
     def repost(self, slots: Any) -> None:  # noqa: B027
-        """Do nothing: floors are not looked at."""
+        """Do nothing: floors are not read."""
 
     def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
-        """Take in the subscriptions at `slots`, to be proposed once they are activated."""
+        """Insert the subscriptions at `slots`, to be proposed once they are activated."""
         n_new = subscriptions.kinds.size - self._is_held.size
         if n_new > 0:
             room = np.zeros(n_new + self._is_held.size, bool)
@@ -86,12 +86,12 @@ class PublishedIndex(ABC):
         self._is_alive[slots] = True
 
     def remove(self, slots: Any) -> None:
-        """Propose the subscriptions at `slots` no more."""
+        """Stop proposing the subscriptions at `slots`."""
         self._is_held[slots] = False
         self._is_alive[slots] = False
 
-    def candidates(self, messages: MessageColumns, *, only_kept: bool = False) -> Iterator[Pairs]:  # noqa: ARG002
-        """Yield the matches of each message, and all pairs with what is proposed always."""
+    def candidates(self, messages: MessageColumns, *, only_feeds: bool = False) -> Iterator[Pairs]:  # noqa: ARG002
+        """Yield the matches of each message, and its pairs with all subscriptions of `_always`."""
         n_messages = messages.x.size
         with self._lock:
             found = self._found(messages)
@@ -102,15 +102,15 @@ class PublishedIndex(ABC):
             yield unverified(np.repeat(np.arange(n_messages), always.size), np.tile(always, n_messages))
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: what is measured here is not saved."""
+        """Return an empty state: these indexes are not saved."""
         return {}
 
     def restore(self, _arrays: Mapping[str, Any], _subscriptions: SubscriptionColumns) -> bool:
-        """Take over nothing."""
+        """Do nothing: these indexes are not saved."""
         return False
 
     def describe(self) -> str:
-        """Return the shape of the index in words and numbers."""
+        """Return the structure of the index as text."""
         shape, n_bytes = self._shape()
         return (
             f"{self._n_slots:,} subscriptions, {self._always.size:,} of them proposed for every message\n"

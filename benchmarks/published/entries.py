@@ -4,8 +4,8 @@ records   ENTRY: one for each clause and box of the region's cover
 words     int32: the words of all entries, each entry's in ascending order of their ranks
 ranks     int64, by token id: the global order of words, the most frequent first
 
-What the papers do not know is left to the caller: subscriptions of other kinds and clauses without a required word are
-proposed for every message; an entry with forbidden words, or in a region that is not a box, stays open.
+Cases that the papers do not have: subscriptions of other kinds and clauses without a required word are proposed for
+every message; an entry with forbidden words, or in a region that is not a box, needs verification.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nearcast.kernels.verify import BOOLEAN
 from nearcast.space.covers import cover
 from nearcast.space.regions import ANYWHERE, BOX
 
-# All that most tests read, half a cache line: the box rounded outward, `slot << 1 | is_open`, where the words lie,
+# The fields of most tests in half a cache line: the box rounded outward, `slot << 1 | is_open`, the place of the words,
 # and the rarest of them, the one that is most likely missing.
 ENTRY = np.dtype(
     [(side, np.float32) for side in ("west", "south", "east", "north")]
@@ -50,7 +50,7 @@ def needs_a_word(clauses: Any, slot: int) -> bool:
 def decomposed(slots: Any, kinds: Any, clauses: Any, boxes: Any, box_offsets: Any, is_tight: Any, ranks: Any) -> Any:
     """Return the entries of subscriptions, their words, and the slots that are proposed for every message.
 
-    `box_offsets` and `is_tight` go with `slots`, the other columns are by slot.
+    `box_offsets` and `is_tight` are aligned with `slots`, the other columns are by slot.
     """
     n_entries = 0
     n_words = 0
@@ -114,7 +114,7 @@ def float32_around(value: float) -> Any:
 
 
 def outward(boxes: Any) -> Any:
-    """Return boxes as float32, rounded so that nothing is lost."""
+    """Return boxes as float32, rounded outward."""
     with np.errstate(over="ignore"):
         rounded = boxes.astype(np.float32)
     infinity = np.float32(np.inf)

@@ -1,22 +1,22 @@
 """IGPT, Skype's index of top-k subscriptions: individual and group pruning (VLDB Journal 2017, section 5).
 
-cells     CELL: a quadtree; each leaf holds the subscriptions whose place is in it
+cells     CELL: a quadtree; each leaf has the subscriptions whose place is in it
 records   RECORD: a subscription each
 keys      `cell << 32 | word`, see keyed.py: plist(c, w)
 links     POSTING: a subscription in a list. A list is divided into groups of similar alpha*, each of them ordered by
-          kScore*; a posting also knows the largest weight and the largest alpha* from it to the end of its group
+          kScore*; a posting also has the largest weight and the largest alpha* from it to the end of its group
 
-A message skips whole cells that are too far even for the same words (Lemma 6), of each list the groups, or what is left
-of them, whose words cannot be alike enough (Theorems 3 and 4), and single subscriptions by the location-aware prefix
-(Theorem 1) and by what the words not yet visited can add (Theorem 2). The similarity of place is bounded by how far the
-message is from the cell, and the subscription from the cell's border. Nothing that reaches a subscription's floor is
-lost, for each of these bounds its score from above; what is left is scored in full.
+A message skips whole cells that are too far even for equal words (Lemma 6), in each list the groups, or the rest of
+them, whose textual similarity is too small (Theorems 3 and 4), and single subscriptions by the location-aware prefix
+(Theorem 1) and by the bound of unseen words (Theorem 2). The spatial similarity is bounded by the distances of the
+message from the cell, and of the subscription from the cell's border. No match is lost, since each of these is an upper
+bound of the score; the others are scored in full.
 
 As published: order of words, bounds, 10 groups by quantiles of alpha*, 1000 subscriptions a cell. Departures:
 - kScore is the floor of a subscription, as section 6.2 remarks.
-- Algorithm 1 adds a word's weight only in lists that it reads. Theorem 2 would then lose matches, so what lists passed
-  over would have added is added at the next visit; and the final score is that of the shared kernel.
-- A subscription whose alpha is 1 has no alpha*; these are a group of their own, without bounds.
+- Algorithm 1 adds a word's weight only in lists that it reads. Theorem 2 would then lose matches, so the weights of
+  skipped lists are added at the next visit; and the final score is that of the shared kernel.
+- A subscription whose alpha is 1 has no alpha*; these are a separate group, without bounds.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from nearcast.kernels.verify import TOPK
 from nearcast.model import Geographic, Space
 from nearcast.text.vocabulary import Vocabulary
 from published.common import PublishedIndex
-from published.igpt_search import Store, disseminate, move_floors, place_threshold, settle
+from published.igpt_search import Store, disseminate, move_floors, place_threshold, sort_groups
 from published.keyed import KeyedLists
 from published.stamp_bounds import distance_out_of_box
 
 N_GROUPS = 10
 CELL_SIZE = 1000
-# Places that are the same cannot be told apart by any number of divisions.
+# Equal places cannot be separated by any number of divisions.
 MAX_DEPTH = 20
 
 CELL = np.dtype(
@@ -59,7 +59,7 @@ NO_CHILD = -1
 
 @kernel
 def sums_and_most(rows: Any, weights: Any) -> Any:
-    """Return wtsum and maxwt of each word: of what is from it on in its row."""
+    """Return wtsum and maxwt of each word, over the rest of its row from this word on."""
     rests, mosts = weights.copy(), weights.copy()
     for i in range(weights.size - 2, -1, -1):
         if rows[i] == rows[i + 1]:
@@ -70,7 +70,7 @@ def sums_and_most(rows: Any, weights: Any) -> Any:
 
 @kernel
 def measure(records: Any, cells: Any, entries: Any, is_geographic: bool) -> None:
-    """Note how far subscriptions are from the borders of their cells."""
+    """Compute the distances of subscriptions from the borders of their cells."""
     for entry in entries:
         record = records[entry]
         record["inner"] = distance_out_of_box(is_geographic, record["x"], record["y"], cells[record["cell"]])
@@ -78,7 +78,7 @@ def measure(records: Any, cells: Any, entries: Any, is_geographic: bool) -> None
 
 @kernel
 def bound_cells(records: Any, cells: Any, changed: Any) -> None:
-    """Note how near a message must be that reaches any subscription of cells that have changed."""
+    """Compute for changed cells how near a message must be to reach any of their subscriptions."""
     is_changed = np.zeros(cells.size, np.bool_)
     for cell in changed:
         is_changed[cell] = True
@@ -120,14 +120,14 @@ class IgptIndex(PublishedIndex):
     # --- subscriptions
 
     def attach(self, subscriptions: SubscriptionColumns) -> None:
-        """Read floors from here from now on."""
+        """Set the columns that floors are read from."""
         self._columns = subscriptions
 
     def _start(self, subscriptions: SubscriptionColumns) -> None:
         slots = np.flatnonzero(self._is_held)
         alphas = subscriptions.numbers[slots[subscriptions.kinds[slots] == TOPK], BLEND_WEIGHT]
         if alphas.size:
-            # Alpha* grows with alpha, so quantiles of the one are quantiles of the other.
+            # Alpha* grows with alpha, so their quantiles are the same.
             self._borders = np.quantile(alphas, np.arange(1, N_GROUPS) / N_GROUPS)
         self._take(slots, subscriptions)
 
@@ -172,25 +172,25 @@ class IgptIndex(PublishedIndex):
         records = self._records.values
         floors = np.maximum(self._columns.floors[records["slot"][entries]], 0)
         records["floor"][entries] = floors
-        # Nothing is known of those without alpha*: a floor of 0 is always reached.
+        # Without alpha* there is no bound: a floor of 0 is always reached.
         gaps = 1 - records["alpha"][entries]
         records["star_floor"][entries] = np.divide(floors, gaps, out=np.zeros(entries.size), where=gaps > 0)
 
     def repost(self, slots: Any) -> None:
-        """Put subscriptions where their new floors belong."""
+        """Move the postings of subscriptions to the places of their new floors."""
         entries = self._entry_of_slot[slots[slots < self._entry_of_slot.size]]
         entries = entries[entries >= 0]
         if entries.size:
             with self._lock:
                 self._set_floors(entries)
                 numbers = move_floors(self._store(), entries, np.empty(1024, np.int32))
-                settle(self._keyed.lists, self._keyed.links, np.unique(numbers))
+                sort_groups(self._keyed.lists, self._keyed.links, np.unique(numbers))
                 bound_cells(self._records.values, self._cells.values, self._records.values["cell"][entries])
 
     # --- the quadtree
 
     def _placed(self, entries: Any) -> Any:
-        """Put subscriptions into cells, and divide those that hold too many; return all that are to be posted."""
+        """Insert subscriptions into cells, and divide overfull ones; return the subscriptions to be posted."""
         records = self._records.values
         changed = [entries]
         work = [(0, entries)]
@@ -216,7 +216,7 @@ class IgptIndex(PublishedIndex):
         return changed
 
     def _divide(self, number: int) -> None:
-        """Give a cell four children: south before north, west before east."""
+        """Add four children to a cell: south before north, west before east."""
         first = self._cells.size
         self._cells.extend(np.zeros(4, CELL))
         cell, children = self._cells.values[number], self._cells.values[first : first + 4]
@@ -239,7 +239,7 @@ class IgptIndex(PublishedIndex):
         return places, self._words.values[places].astype(np.int64)
 
     def _post(self, entries: Any) -> None:
-        """Put subscriptions into the lists of their cells."""
+        """Add subscriptions to the lists of their cells."""
         if not entries.size:
             return
         records = self._records.values[entries]
@@ -253,7 +253,7 @@ class IgptIndex(PublishedIndex):
         order = np.lexsort((postings["floor"], postings["group"], keys))
         numbers = self._keyed.numbers(keys[order])
         self._keyed.append(numbers, postings[order])
-        settle(self._keyed.lists, self._keyed.links, np.unique(numbers))
+        sort_groups(self._keyed.lists, self._keyed.links, np.unique(numbers))
         bound_cells(self._records.values, self._cells.values, records["cell"])
 
     # --- messages
@@ -299,6 +299,6 @@ class IgptIndex(PublishedIndex):
 
 
 class IptIndex(IgptIndex):
-    """IPT, individual pruning alone: no groups and no cells are passed over (Figure 12)."""
+    """IPT, individual pruning alone: no groups and no cells are skipped (Figure 12)."""
 
     has_groups = False

@@ -1,7 +1,7 @@
-"""How a message goes through the cells, lists and groups of IGPT; igpt.py says what they hold.
+"""The search of a message in the cells, lists and groups of IGPT; igpt.py describes their content.
 
-Words go from rare to frequent, so ids descend. Bounds are compared with a little slack, so that rounding loses nothing;
-what passes is verified exactly elsewhere.
+Words go from rare to frequent, so ids descend. Bounds are compared with a small slack, so that rounding loses no match;
+candidates are verified exactly elsewhere.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ SKIPPED = -np.inf
 
 
 class Store(NamedTuple):
-    """All that a search reads."""
+    """The arrays that a search reads."""
 
     cells: Any
-    leaves: Any  # int32: the cells that hold subscriptions
+    leaves: Any  # int32: the cells with subscriptions
     table_keys: Any
     table_lists: Any
     lists: Any
     links: Any
     records: Any
-    words: Any  # int32, those of a subscription follow each other
+    words: Any  # int32, those of a subscription are adjacent
     weights: Any  # float64, by word: its weight
-    rests: Any  # wtsum: what it and the subscription's words behind it weigh
+    rests: Any  # wtsum: the weight of it and of the subscription's words after it
     mosts: Any  # maxwt: the largest of these weights
 
 
@@ -39,7 +39,7 @@ class Store(NamedTuple):
 
 @kernel
 def text_threshold(floor: float, alpha: float, near: float) -> float:
-    """Return lambda_T: how alike the words must be where the similarity of place is at most `near` (Eq. 2)."""
+    """Return lambda_T: the textual similarity needed if the spatial similarity is at most `near` (Eq. 2)."""
     if alpha == 1.0:
         return -np.inf if near >= floor - SLACK else np.inf
     return (floor - SLACK - alpha * near) / (1.0 - alpha) - SLACK
@@ -47,26 +47,26 @@ def text_threshold(floor: float, alpha: float, near: float) -> float:
 
 @kernel
 def place_threshold(floor: float, alpha: float) -> float:
-    """Return lambda_S: how near a message must be whose words are the same (Eq. 8)."""
+    """Return lambda_S: the spatial similarity needed by a message with equal words (Eq. 8)."""
     return -np.inf if alpha == 0.0 else (floor - SLACK - (1.0 - alpha)) / alpha
 
 
 @kernel
 def unseen_bound(s_rest: float, s_most: float, m_rest: float, m_most: float) -> float:
-    """Return TSimUB: the most that words not yet visited can add (Eq. 5)."""
+    """Return TSimUB: an upper bound of what unseen words can add (Eq. 5)."""
     return min(s_rest * m_most, m_rest * s_most)
 
 
 @kernel
 def is_hopeless(posting: Any, m_rest: float, near: float) -> bool:
-    """Whether no subscription from this one of its group on can be reached (Theorems 3 and 4)."""
+    """Whether no subscription of a group from this one on can match (Theorems 3 and 4)."""
     needed = posting["floor"] * (1.0 - SLACK) - posting["group_alpha"] * (near + SLACK) - SLACK
     return posting["group_weight"] * m_rest < needed
 
 
 @kernel
 def first_hopeless(links: Any, start: int, stop: int, m_rest: float, near: float) -> int:
-    """Return from where on a group need not be read, `stop` if all of it must be."""
+    """Return the first posting from which on a group need not be read, else `stop`."""
     while start < stop:
         middle = (start + stop) // 2
         if is_hopeless(links[middle], m_rest, near):
@@ -80,8 +80,8 @@ def first_hopeless(links: Any, start: int, stop: int, m_rest: float, near: float
 
 
 @kernel
-def settle(lists: Any, links: Any, numbers: Any) -> None:
-    """Put lists in order of group and floor, and let each posting know what is behind it in its group."""
+def sort_groups(lists: Any, links: Any, numbers: Any) -> None:
+    """Sort lists by group and floor, and compute the bounds of each posting over the rest of its group."""
     for number in numbers:
         start = np.int64(lists[number]["start"])
         stop = start + lists[number]["size"]
@@ -109,7 +109,7 @@ def settle(lists: Any, links: Any, numbers: Any) -> None:
 
 @kernel
 def move_floors(store: Any, entries: Any, numbers: Any) -> Any:
-    """Give the postings of subscriptions their new floors; return the lists they are in."""
+    """Set the new floors of the postings of subscriptions; return their lists."""
     n = 0
     for entry in entries:
         record = store.records[entry]
@@ -130,9 +130,9 @@ def move_floors(store: Any, entries: Any, numbers: Any) -> Any:
 
 @kernel
 def visit(store: Any, entry: int, place: int, i: int, near: float, m: Any, state: Any) -> bool:
-    """Look at a subscription in the list of the message's i-th word (Algorithm 1, lines 17 to 28).
+    """Visit a subscription in the list of the message's i-th word (Algorithm 1, lines 17 to 28).
 
-    Returns whether it is met for the first time and might match.
+    Returns whether it is visited for the first time and might match.
     """
     m_rests, m_mosts, m_weights = m
     sums, next_places, is_met = state
@@ -148,7 +148,7 @@ def visit(store: Any, entry: int, place: int, i: int, near: float, m: Any, state
         is_met[entry] = True
         sums[entry] = 0.0
         next_places[entry] = 0
-    # Also what lists that were passed over would have added: the bound of what is unseen counts on it.
+    # Also the weights of skipped lists, which the bound of unseen words assumes.
     for at in range(record["first_word"] + next_places[entry], word + 1):
         sums[entry] += store.weights[at] * m_weights[store.words[at]]
     next_places[entry] = place + 1
@@ -164,12 +164,12 @@ def visit(store: Any, entry: int, place: int, i: int, near: float, m: Any, state
 def disseminate(
     store: Any, messages: Any, rules: Any, is_alive: Any, m_weights: Any, state: Any, buffer: Any, counts: Any
 ) -> Any:
-    """Return pairs that might match as `row << 32 | slot`, and how many there are (Algorithm 1).
+    """Return pairs that might match as `row << 32 | slot`, and their number (Algorithm 1).
 
     rules      has_groups, is_geographic, max_dist
     m_weights  float64, by word, all 0; to be used
-    state      by subscription: the sum so far, the word from which on it goes on, and whether the message has met it
-    counts     how many postings were read, and how many pairs are returned, are added
+    state      by subscription: the sum so far, the word to continue from, and whether the message has visited it
+    counts     the numbers of postings read and of pairs returned are added
     """
     has_groups, is_geographic, max_dist = rules
     sums, _, is_met = state
@@ -181,7 +181,7 @@ def disseminate(
         x, y = messages.x[row], messages.y[row]
         tokens = messages.token_ids[messages.token_offsets[row] : messages.token_offsets[row + 1]]
         units = messages.token_units[messages.token_offsets[row] : messages.token_offsets[row + 1]]
-        # Behind the i-th word of an ascending row, in our order, are those before it.
+        # In our order, the words after the i-th word of an ascending row are those before it.
         m_rests = np.cumsum(units)
         m_mosts = units.copy()
         for i in range(units.size):

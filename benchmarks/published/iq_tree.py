@@ -1,18 +1,19 @@
 """IQ-Tree: a quadtree, and in each of its cells a ranked-key inverted list (AP-Tree, sections 3.1 and 5.1.1).
 
-An entry is kept in the cells of one depth that its box meets, under its rarest word. The depth is that of least cost:
+An entry is in the cells of one depth that its box intersects, under its rarest word. The depth has the least cost:
 
     number of cells * (share of messages with the word * share of space in a cell + CELL_COST)
 
-The first term is how often a message makes the entry be verified, the second what it costs to keep it in one more
-cell. The paper on IQ-Tree may mix depths within a region; one depth for all of it lets the cells be numbered instead
-of linked, and costs at most a few more cells. Messages are taken to be evenly spread, as AP-Tree does (section 3.3.1).
+The first term is the probability that a message causes a verification of the entry, the second the cost of a further
+cell. The paper on IQ-Tree may mix depths within a region; with one depth for all of it cells are numbered instead of
+linked, at the cost of a few more cells. Messages are assumed to be evenly spread, as in AP-Tree (section 3.3.1).
 
 Cell (column, row) of depth d is number `4^d + row * 2^d + column`; a key is `cell << 32 | word`. `word_depths` has,
 by token id, bit d set if the word has entries in cells of depth d.
 
-A message goes down the cells that hold its point and looks up all of its words in each. No match is lost: a point in
-the box is in a cell that the box meets, for the column of a coordinate never falls as the coordinate grows.
+A message descends through the cells that contain its point and looks up all of its words in each. No match is lost: a
+point in the box is in a cell that the box intersects, since the column of a coordinate never falls as the coordinate
+grows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from published.keyed import KeyedIndex, list_of
 from published.lists import roomy
 
 MAX_DEPTH = 12
-# A further cell has to save one verification in so many messages.
+# A further cell must save one verification in this many messages.
 CELL_COST = 3e-6
 
 
@@ -42,14 +43,14 @@ def column_of(value: float, low: float, high: float) -> int:
 
 @kernel
 def cell_of(depth: int, column: int, row: int) -> Any:
-    """Return the cell of a depth that holds a column and row of MAX_DEPTH."""
+    """Return the cell of a depth that contains a column and row of MAX_DEPTH."""
     shift = MAX_DEPTH - depth
     return (np.int64(1) << 2 * depth) + (np.int64(row >> shift) << depth) + (column >> shift)
 
 
 @kernel
 def keys_of(records: Any, first: int, shares: Any, space_box: Any, word_depths: Any, cell_cost: float) -> Any:
-    """Return the keys of the entries from `first` on, and the entries beside them; note the depths of their words."""
+    """Return the keys of the entries from `first` on, and the entry of each; add the depths of their words."""
     keys = np.empty(2 * (records.size - first) + 16, np.int64)
     members = np.empty(keys.size, np.int32)
     n_keys = 0
@@ -83,7 +84,7 @@ def keys_of(records: Any, first: int, shares: Any, space_box: Any, word_depths: 
 
 @kernel
 def lists_in_cells(messages: Any, table_keys: Any, table_lists: Any, depths: int, space_box: Any, hits: Any) -> Any:
-    """Return the buffer of the lists that messages hit, and their number; `depths` are the bits of those in use."""
+    """Return the buffer of the lists that messages hit, and their number; `depths` has the bits of used depths."""
     token_offsets = messages.token_offsets
     token_ids = messages.token_ids
     n_hits = 0
@@ -103,7 +104,7 @@ def lists_in_cells(messages: Any, table_keys: Any, table_lists: Any, depths: int
 
 
 class IqTreeIndex(KeyedIndex):
-    """Finds, in the cells that hold a message's point, the entries whose rarest word it has."""
+    """Finds, in the cells that contain a message's point, the entries whose rarest word it has."""
 
     def _clear_lists(self) -> None:
         super()._clear_lists()

@@ -1,4 +1,4 @@
-"""Lists that are found by a key, a place and a word: what RIL, IQ-Tree, RQ-Tree and the filters of STAMP are made of.
+"""Lists by key, a place and a word: the structure of RIL, IQ-Tree, RQ-Tree and the filters of STAMP.
 
 keys          int64: `cell << 32 | word`, of a quadtree or another division of space
 table_keys    int64, an open-addressing table: the key at each place, -1 where there is none
@@ -18,7 +18,7 @@ from published.lists import LIST, append, roomy
 
 @kernel
 def place_of(table_keys: Any, key: int) -> int:
-    """Return the place of a key in the table, or the empty one where it belongs."""
+    """Return the place of a key in the table, or the empty place for it."""
     key = np.int64(key)
     mask = table_keys.size - 1
     place = ((((key & 0xFFFFFFFF) + 1) * 2654435769 ^ (key >> 32) * 40503000007) >> 15) & mask
@@ -39,7 +39,7 @@ def fill_table(table_keys: Any, table_lists: Any, old_keys: Any, old_lists: Any)
 
 @kernel
 def list_numbers(table_keys: Any, table_lists: Any, lists: Any, n_lists: int, keys: Any) -> Any:
-    """Return the list of each key, and how many there are now; the table and `lists` have room for new ones."""
+    """Return the list of each key, and the new number of lists; the table and `lists` have room for new ones."""
     numbers = np.empty(keys.size, np.int32)
     for i in range(keys.size):
         if i > 0 and keys[i] == keys[i - 1]:
@@ -58,7 +58,7 @@ def list_numbers(table_keys: Any, table_lists: Any, lists: Any, n_lists: int, ke
 
 @kernel
 def append_runs(lists: Any, links: Any, n_links: int, numbers: Any, members: Any) -> Any:
-    """Append each member to the list beside it; the members of a list follow each other."""
+    """Append each member to its list; the members of a list are adjacent."""
     start = 0
     while start < numbers.size:
         stop = start
@@ -86,7 +86,7 @@ class KeyedLists:
 
     @property
     def links(self) -> Any:
-        """The part of the links that is in use."""
+        """The used part of the links."""
         return self._links[: self._n_links]
 
     @property
@@ -95,7 +95,7 @@ class KeyedLists:
         return self.table_keys.nbytes + self.table_lists.nbytes + self.lists[: self.n_lists].nbytes + self.links.nbytes
 
     def numbers(self, keys: Any) -> Any:
-        """Return the list of each key; keys ascend, and new ones get an empty list."""
+        """Return the list of each key; keys are ascending, and new ones get an empty list."""
         most = self.n_lists + int(np.count_nonzero(np.diff(keys, prepend=-1)))
         if 2 * most > self.table_keys.size:
             old = self.table_keys, self.table_lists
@@ -107,18 +107,18 @@ class KeyedLists:
         return numbers
 
     def append(self, numbers: Any, members: Any) -> None:
-        """Append each member to the list beside it; the members of a list follow each other."""
+        """Append each member to its list; the members of a list are adjacent."""
         self._links, self._n_links = append_runs(self.lists, self._links, self._n_links, numbers, members)
 
 
 class KeyedIndex(BooleanIndex):
-    """Keeps entries in lists by key."""
+    """An index of entries in lists by key."""
 
     def _clear_lists(self) -> None:
         self._keyed = KeyedLists(np.int32)
 
     def _append(self, keys: Any, members: Any) -> None:
-        """Append each entry to the list of the key beside it."""
+        """Append each entry to the list of its key."""
         order = np.argsort(keys, kind="stable")
         self._keyed.append(self._keyed.numbers(keys[order]), members[order])
 

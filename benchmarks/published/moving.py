@@ -1,9 +1,9 @@
-"""SS-Index and KK-Index of the AP+-Tree paper (section 5.2.1): a grid and ranked-key inverted lists, for what moves.
+"""SS-Index and KK-Index of the AP+-Tree paper (section 5.2.1): a grid and ranked-key inverted lists.
 
-A subscription lies in the list of its rarest word, in every cell that its square meets; a message in the lists of all
-its words, in the cell of its point. SS-Index looks for the cell first, then for the word; KK-Index the other way round.
-Both look only at cells that do not lie in both squares (Algorithm 6). Messages are laid out anew for each timestamp,
-which is not counted; nothing expires in between.
+A subscription is in the list of its rarest word, in every cell that its square intersects; a message is in the lists of
+all its words, in the cell of its point. SS-Index looks up the cell first, then the word; KK-Index the reverse. Both
+read only cells that are not inside both squares (Algorithm 6). The lists of messages are rebuilt for each timestamp,
+which is not timed; nothing expires in between.
 
 keys         int64: the lists of messages, cell and word in one number, ascending, one for each posting
 rows         int32: the message of each posting
@@ -27,7 +27,7 @@ N_CELLS = 40
 
 
 class Grid(NamedTuple):
-    """The square that is cut into cells: its lowest corner, and the width of a cell."""
+    """A square cut into cells: its lowest corner, and the width of a cell."""
 
     low: float
     width: float
@@ -38,7 +38,7 @@ class MovingIndex:
 
     def __init__(self, subscriptions: SubscriptionColumns, frequencies: Any, grid: Grid, *, is_word_first: bool):
         self._s, self._grid, self._is_word_first = subscriptions, grid, is_word_first
-        # More than there will ever be: messages to come have words that were never met, and keys must stay apart.
+        # More than there will ever be: later messages have unknown words, and keys must stay distinct.
         self._n_words = 1 << 32
         self._boxes = subscriptions.numbers.copy()
         self._words = rarest_words(subscriptions.required_offsets, subscriptions.required_ids, frequencies)
@@ -61,7 +61,7 @@ class MovingIndex:
         return self._grid.low, self._grid.width, self._n_words, self._is_word_first
 
     def take(self, messages: MessageColumns) -> None:
-        """Lay out the active messages."""
+        """Build the lists of the active messages."""
         self._messages = messages
         rows = np.repeat(np.arange(messages.x.size), np.diff(messages.token_offsets))
         cells = cells_of(messages.x, messages.y, self._grid.low, self._grid.width)[rows]
@@ -72,7 +72,7 @@ class MovingIndex:
         self._keys, self._rows = keys[order], rows[order].astype(np.int32)
 
     def move(self, slots: Any, boxes: Any) -> tuple[int, int]:
-        """Put subscriptions elsewhere; return how many changes there are, and how many messages were looked at."""
+        """Move subscriptions; return the number of changes, and of messages read."""
         n_changes, n_read, self._lists, self._links, self._n_links = moved(
             self._numbers,
             self._lists,
@@ -94,7 +94,7 @@ class MovingIndex:
 
 @kernel
 def rarest_words(offsets: Any, words: Any, frequencies: Any) -> Any:
-    """Return the word of each row that occurs least."""
+    """Return the least frequent word of each row."""
     result = np.empty(offsets.size - 1, np.int64)
     for row in range(result.size):
         best = words[offsets[row]]
@@ -122,7 +122,7 @@ def cells_of(x: Any, y: Any, low: float, width: float) -> Any:
 
 @kernel
 def key_of(cell: int, word: int, n_words: int, is_word_first: bool) -> int:
-    """Return the number of a list."""
+    """Return the key of a list."""
     return word * N_CELLS * N_CELLS + cell if is_word_first else cell * n_words + word
 
 
@@ -139,7 +139,7 @@ def span_of(box: Any, low: float, width: float) -> Any:
 
 @kernel
 def enter(numbers: Any, lists: Any, links: Any, n_links: int, word: int, slot: int, box: Any, layout: Any) -> Any:
-    """Put a subscription into the lists of all cells that a box meets."""
+    """Add a subscription to the lists of all cells that a box intersects."""
     low, width, n_words, is_word_first = layout
     west, south, east, north = span_of(box, low, width)
     member = np.array([slot], np.int32)
@@ -158,7 +158,7 @@ def enter(numbers: Any, lists: Any, links: Any, n_links: int, word: int, slot: i
 
 @kernel
 def leave(numbers: Any, lists: Any, links: Any, word: int, slot: int, box: Any, layout: Any) -> None:
-    """Take a subscription out of the lists of all cells that a box meets."""
+    """Remove a subscription from the lists of all cells that a box intersects."""
     low, width, n_words, is_word_first = layout
     west, south, east, north = span_of(box, low, width)
     for up in range(south, north + 1):
@@ -175,13 +175,13 @@ def leave(numbers: Any, lists: Any, links: Any, word: int, slot: int, box: Any, 
 
 @kernel
 def is_in(box: Any, x: float, y: float) -> bool:
-    """Whether a point lies in a box."""
+    """Whether a point is in a box."""
     return box[0] <= x <= box[2] and box[1] <= y <= box[3]
 
 
 @kernel
 def is_cell_in(box: Any, across: int, up: int, low: float, width: float) -> bool:
-    """Whether a cell lies in a box with all its points, also those beyond the border of the grid."""
+    """Whether a box contains all points of a cell, also those beyond the border of the grid."""
     if across in (0, N_CELLS - 1) or up in (0, N_CELLS - 1):
         return False
     x = low + across * width
@@ -206,7 +206,7 @@ def moved(
     required_offsets: Any,
     required_ids: Any,
 ) -> Any:
-    """Move subscriptions; return changes, messages looked at, and the lists as they are now."""
+    """Move subscriptions; return the numbers of changes and of messages read, and the updated lists."""
     low, width, n_words, is_word_first = layout
     n_changes = 0
     n_read = 0

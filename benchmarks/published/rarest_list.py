@@ -1,6 +1,6 @@
-"""RIL: an inverted list for each word, and each entry in that of its rarest word (ranked-key list, AP-Tree 3.1).
+"""RIL: an inverted list for each word, with each entry in that of its rarest word (ranked-key list, AP-Tree 3.1).
 
-A message reads the lists of its words in full; nothing but verification looks at space. No match is lost: a message
+A message reads the lists of its words in full; only verification tests the region. No match is lost: a message
 that matches a clause has its rarest word.
 """
 
@@ -18,7 +18,7 @@ from published.lists import roomy
 
 @kernel
 def lists_of_words(messages: Any, table_keys: Any, table_lists: Any, hits: Any) -> Any:
-    """Return the buffer of the lists that messages hit, and their number."""
+    """Return the buffer of the lists that messages hit, and the number of lists."""
     token_offsets = messages.token_offsets
     token_ids = messages.token_ids
     n_hits = 0
@@ -33,7 +33,7 @@ def lists_of_words(messages: Any, table_keys: Any, table_lists: Any, hits: Any) 
 
 
 class RarestListIndex(KeyedIndex):
-    """Finds the entries whose rarest word a message has; a word is its key."""
+    """Finds the entries whose rarest word a message has; the word is the key."""
 
     def _add(self, first: int) -> None:
         words = self._records.values["rarest"][first:]

@@ -1,8 +1,7 @@
 """RQ-Tree: a ranked-key inverted list, and a quadtree over the entries of each word (AP-Tree, section 5.1.1).
 
-An entry is kept in the same cells as in an IQ-Tree, by the same cost. A message goes the other way round, words
-first: it goes down the quadtree of each of its words, which for a rare word is but a root. No match is lost, for the
-same reason.
+An entry is in the same cells as in an IQ-Tree, by the same cost. A message looks up words first: it descends the
+quadtree of each of its words, which for a rare word is only a root. No match is lost, for the same reason.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from published.lists import roomy
 def lists_in_trees(
     messages: Any, table_keys: Any, table_lists: Any, word_depths: Any, space_box: Any, hits: Any
 ) -> Any:
-    """Return the buffer of the lists that messages hit, and their number."""
+    """Return the buffer of the lists that messages hit, and the number of lists."""
     token_offsets = messages.token_offsets
     token_ids = messages.token_ids
     n_hits = 0
@@ -44,7 +43,7 @@ def lists_in_trees(
 
 
 class RqTreeIndex(IqTreeIndex):
-    """Finds, for each word of a message, the entries in the cells of that word's quadtree that hold its point."""
+    """Finds, for each word of a message, the entries in the cells of that word's quadtree that contain its point."""
 
     def _lists_hit(self, messages: MessageColumns) -> tuple[Any, int]:
         return lists_in_trees(

@@ -2,8 +2,8 @@
 
 SP   the spatial-oriented prefix: a list for each word, of the subscriptions that it is enough to reach; each with the
      similarity of place that a message needs whose first word of the subscription this is (section III)
-HI   the same in each leaf of an R-tree; a region is passed over if no word of the message needs so little (IV-A, IV-C)
-RP   the region-aware prefix: shorter lists for messages that come from outside a region (IV-B)
+HI   the same in each leaf of an R-tree; a region is skipped if no word of the message can reach it (IV-A, IV-C)
+RP   the region-aware prefix: shorter lists for messages from outside a region (IV-B)
 ST   the spatio-textual prefix: lists of the further words, read in turn as long as that costs less than to verify what
      is left (V)
 
@@ -16,14 +16,15 @@ first such word demands (Lemmas 2 and 4); with fewer words than levels read, the
 
 As published: prefixes, bounds, signatures of regions, order of reading, the choice by cost, fanout 5000, and Eq. 5 for
 verification; it counts what it reads (accessed subscriptions) and what it verifies (candidates). Departures:
-- The R-tree is packed at first (sort-tile-recursive), and lists for messages inside and outside are kept apart, where
-  the paper marks those of the one in the other: with further prefixes they are not parts of each other.
-- Algorithm 3 tests LSB_k+ of every word it meets. It bounds a message that has k words before; one that has more could
-  be lost, so it is tested of those only that have k. For the same reason LSB is tested of the first word alone, and a
-  leaf's lists that are too far are read too once there is a candidate.
-- UPDATE takes off a cost that was not put on; here the cost is what is left to verify, as in Example 6, and what a
-  further prefix has ruled out costs nothing. Its "and" between two reasons to stop is an "or", as the text says.
-- What passes is scored by the kernel that all indexes share, as an answer has a score.
+- The R-tree is packed at first (sort-tile-recursive), and lists for messages inside and outside are separate, where the
+  paper marks those of the one in the other: with further prefixes they are not subsets of each other.
+- Algorithm 3 tests LSB_k+ of every word. It bounds a message with k earlier words; one with more could be lost, so it
+  is tested only with exactly k. For the same reason LSB is tested of the first word alone, and a leaf's lists that are
+  too far are read too once there is a candidate.
+- UPDATE subtracts a cost that was not added; here the cost is the remaining verification, as in Example 6, and a
+  subscription pruned by a further prefix costs nothing. Its "and" between two stop conditions is an "or", as in the
+  text.
+- Matches are scored by the kernel that all indexes share, as a delivery has a score.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from published.stamp_regions import INNER, NO_PARENT, Regions
 from published.stamp_search import NO_WORD, Rules, Store, answers
 
 FANOUT = 5000
-# Subscriptions whose postings are sorted at once; more would take much memory on the way.
-PORTION = 1 << 19
+# Subscriptions whose postings are sorted at once, which limits temporary memory.
+CHUNK = 1 << 19
 
 POSTING = np.dtype([("entry", np.int32), ("bound", np.float32), ("place", np.int32)])
 
@@ -108,13 +109,13 @@ def postings_of(
 
 @kernel
 def lower(bounds: Any, numbers: Any, postings: Any) -> None:
-    """Let no bound of a list be above that of a posting."""
+    """Lower the bounds of lists to those of their postings."""
     for i in range(numbers.size):
         bounds[numbers[i]] = min(bounds[numbers[i]], postings[i]["bound"])
 
 
 class StampIndex(PublishedIndex):
-    """Finds similarity subscriptions by their prefixes; which filters there are is said by the classes below."""
+    """Finds similarity subscriptions by their prefixes; the classes below select the filters."""
 
     has_regions = True
     has_outer = False
@@ -154,14 +155,14 @@ class StampIndex(PublishedIndex):
         first = self._records.size
         for column, values in zip((self._records, self._words, self._weights), (records, words, weights), strict=True):
             column.extend(values)
-        # What was divided leaves its lists behind; when most are such, everything is laid out anew.
+        # Divided leaves leave unused lists; when most are unused, everything is rebuilt.
         if first == 0 or self._keyed.links.size > 3 * self._n_built + 1024:
             self._build()
         else:
             self._post(self._regions.insert(self._records.values, first))
 
     def _build(self) -> None:
-        """Lay everything out, subscriptions of a leaf and their words together."""
+        """Rebuild everything, with the subscriptions of a leaf and their words adjacent."""
         records = self._records.values
         records = records[self._is_held[records["slot"]]]
         self._clear_lists()
@@ -175,12 +176,12 @@ class StampIndex(PublishedIndex):
         records["first_word"] = first_words
         self._records = Growable(records)
         self._words, self._weights = (Growable(part.values[places]) for part in (self._words, self._weights))
-        for start in range(0, records.size, PORTION):
-            self._post(np.arange(start, min(start + PORTION, records.size)))
+        for start in range(0, records.size, CHUNK):
+            self._post(np.arange(start, min(start + CHUNK, records.size)))
         self._n_built = self._keyed.links.size
 
     def _post(self, entries: Any) -> None:
-        """Put subscriptions into the lists of their leaves, and their bounds into those of the nodes above."""
+        """Add subscriptions to the lists of their leaves, and their bounds to those of the nodes above."""
         regions, values = self._regions, (self._records.values, self._words.values, self._weights.values)
         room = np.empty(1024, np.int64), np.empty(1024, POSTING)
         keys, postings, n = postings_of(entries, *values, regions.leaf_of, regions.nodes, self._rules, *room)
@@ -251,7 +252,7 @@ class StampIndex(PublishedIndex):
 
 
 class SpIndex(StampIndex):
-    """SP: the spatial-oriented prefix alone, one region without end."""
+    """SP: the spatial-oriented prefix alone, one unbounded region."""
 
     has_regions = False
 
@@ -267,7 +268,7 @@ class SpRpHiIndex(StampIndex):
 
 
 class SpRpStHiIndex(StampIndex):
-    """SP+RP+ST+HI, which the paper calls STAMP: with the spatio-textual prefixes as well, where they pay."""
+    """SP+RP+ST+HI, called STAMP in the paper: with the spatio-textual prefixes as well, where they reduce the cost."""
 
     has_outer = True
     has_further = True

@@ -1,4 +1,4 @@
-"""The prefixes and bounds of STAMP: how near must a message be that has a word of a similarity subscription?
+"""The prefixes and bounds of STAMP: how near a message with a word of a subscription must be.
 
 records   RECORD: a subscription each
 words     int32: the words of all subscriptions, each one's heaviest first; ids fall as weights rise, so ids descend
@@ -7,7 +7,7 @@ weights   float64: the weight of each word; 1 where a similarity counts words
 A prefix is numbered by its level: 0 is SIG(s), k is SIG_k+(s). A word's bound is LSB(s|t) or LSB_k+(s|t). For messages
 inside a region the largest similarity of place is 1, for those outside MAXSIM(s, R~).
 
-Bounds are compared with a little slack, so that rounding loses nothing; what passes is verified exactly elsewhere.
+Bounds are compared with a small slack, so that rounding loses no match; candidates are verified exactly elsewhere.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ RECORD = np.dtype(
     [(name, np.float64) for name in ("x", "y", "text_weight", "threshold", "total")]
     + [(name, np.int32) for name in ("slot", "first_word", "n_words", "similarity")]
 )
-# The last level takes all words that are left.
+# The last level has all remaining words.
 LEVELS = 8
-# Of a score, far above the rounding of sums and far below what anybody would notice.
+# Of a score: far above the rounding of sums, far below any visible difference.
 SLACK = 1e-12
 # Of a distance: great-circle distances are exact to a few nanometres, between antipodes to 0.1 m.
 RELATIVE_SLACK = 1e-8
@@ -61,7 +61,7 @@ def records_of(subscriptions: SubscriptionColumns, slots: Any) -> tuple[Any, Any
 
 @kernel
 def least_similarity(text_weight: float, threshold: float, text_bound: float) -> float:
-    """Return LSB: the similarity of place that a message needs if that of words is at most `text_bound` (Eq. 4)."""
+    """Return LSB: the spatial similarity that a message needs if the textual one is at most `text_bound` (Eq. 4)."""
     missing = threshold - SLACK - text_weight * text_bound
     if text_weight == 1.0:
         return -np.inf if missing <= 0.0 else np.inf
@@ -70,7 +70,7 @@ def least_similarity(text_weight: float, threshold: float, text_bound: float) ->
 
 @kernel
 def reach(similarity: int, n_words: int) -> float:
-    """Return how many times TSIM another similarity is at most (section VI-A)."""
+    """Return the largest ratio of another similarity to TSIM (section VI-A)."""
     if similarity == DICE:
         return 2.0
     return math.sqrt(n_words) if similarity == COSINE else 1.0
@@ -78,10 +78,10 @@ def reach(similarity: int, n_words: int) -> float:
 
 @kernel
 def prefixes(record: Any, weights: Any, nearest: float, n_levels: int, levels: Any, bounds: Any) -> int:
-    """Fill in the level and the bound of each word, and of the dummy behind them; return how many words have one.
+    """Fill in the level and the bound of each word, and of the dummy after them; return the number of words with one.
 
-    `weights` are those of the record, `nearest` is the largest similarity of place that a message can have, and
-    `n_levels` 1 if SIG(s) is all that is wanted (Eqs. 2, 10, 14 to 16). The dummy's level is -1 if it is not needed.
+    `weights` are those of the record, `nearest` is the largest spatial similarity that a message can have, and
+    `n_levels` is 1 for SIG(s) alone (Eqs. 2, 10, 14 to 16). The dummy's level is -1 if it is not needed.
     """
     times = reach(record["similarity"], weights.size) / record["total"]
     rest = record["total"]
@@ -109,7 +109,7 @@ def prefixes(record: Any, weights: Any, nearest: float, n_levels: int, levels: A
 
 @kernel
 def least_weight(record: Any, near: float, n_message_words: int, message_weight: float) -> float:
-    """Return minw: the weight that a message must share at a similarity of place (Eq. 5)."""
+    """Return minw: the weight that a message must share at a spatial similarity (Eq. 5)."""
     missing = record["threshold"] - SLACK - (1.0 - record["text_weight"]) * near
     if missing <= 0.0:
         return -np.inf
@@ -130,7 +130,7 @@ def least_weight(record: Any, near: float, n_message_words: int, message_weight:
 
 @kernel
 def largest_similarity(is_geographic: bool, least_distance: float, max_dist: float) -> float:
-    """Return MAXSIM: the similarity of places that are at least so far apart (Eqs. 7 and 8), not rounded down."""
+    """Return MAXSIM: the largest spatial similarity at a distance or beyond (Eqs. 7 and 8), not rounded down."""
     distance = least_distance * (1.0 - RELATIVE_SLACK)
     if is_geographic:
         distance -= METRES_OF_SLACK
@@ -154,7 +154,7 @@ def distance_to_box(is_geographic: bool, x: float, y: float, box: Any) -> float:
     dy = max(box["south"] - y, y - box["north"], 0.0)
     if not is_geographic:
         return math.sqrt(dx * dx + dy * dy)
-    # Whoever comes from another longitude crosses a border of the box, or a pole, where meridians meet.
+    # A path from another longitude crosses a border of the box, or a pole, where meridians meet.
     if dx > 0.0:
         dx = min(distance_to_meridian(x, y, box["west"]), distance_to_meridian(x, y, box["east"]))
     return max(dx, EARTH_RADIUS * math.radians(dy))
@@ -162,7 +162,7 @@ def distance_to_box(is_geographic: bool, x: float, y: float, box: Any) -> float:
 
 @kernel
 def distance_out_of_box(is_geographic: bool, x: float, y: float, box: Any) -> float:
-    """Return a lower bound of the distance from a point of a box to what is outside, MINDIST(s, R~)."""
+    """Return a lower bound of the distance from a point of a box to the outside, MINDIST(s, R~)."""
     dy = min(y - box["south"], box["north"] - y)
     if not is_geographic:
         return min(x - box["west"], box["east"] - x, dy)

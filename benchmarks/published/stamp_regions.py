@@ -4,8 +4,8 @@ nodes         NODE: the box around all points below, the parent, how many subscr
               inner node's children as in lists.py
 child_links   int32: the children of inner nodes
 
-A leaf that overflows is divided among new ones; its own number is used no more. Inner nodes are not divided: to
-outgrow the fanout they would need thousands of new leaves.
+A leaf that overflows is divided among new ones; its number is not reused. Inner nodes are not divided: to outgrow the
+fanout they would need thousands of new leaves.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def packed(x: Any, y: Any, size: int) -> tuple[Any, Any]:
     order = np.argsort(x, kind="stable")
     slabs = np.arange(x.size) // n_of_slab
     order = order[np.lexsort((y[order], slabs))]
-    # Slabs are whole groups, but for the last.
+    # All slabs but the last consist of whole groups.
     return order, np.arange(0, x.size, size)
 
 
 @kernel
 def leaf_for(nodes: Any, child_links: Any, root: int, x: float, y: float) -> int:
-    """Return the leaf whose box grows least to take in a point, and let the boxes on the way to it grow."""
+    """Return the leaf whose box grows least to contain a point; the boxes on the path to it are enlarged."""
     node = root
     while True:
         box = nodes[node]
@@ -65,7 +65,7 @@ def leaf_for(nodes: Any, child_links: Any, root: int, x: float, y: float) -> int
 
 @kernel
 def leaves_for(nodes: Any, child_links: Any, root: int, records: Any, leaf_of: Any, first: int) -> None:
-    """Put the subscriptions from `first` on into leaves."""
+    """Assign the subscriptions from `first` on to leaves."""
     for entry in range(first, records.size):
         leaf = leaf_for(nodes, child_links, root, records[entry]["x"], records[entry]["y"])
         leaf_of[entry] = leaf
@@ -93,7 +93,7 @@ class Regions:
         return self.nodes[: self.n_nodes].nbytes + self.child_links.nbytes + self.leaf_of.nbytes
 
     def build(self, records: Any) -> Any:
-        """Lay out a tree over all subscriptions; return the order in which those of a leaf lie together."""
+        """Build a tree over all subscriptions; return their order by leaf."""
         n = records.size
         if self._fanout is None:
             self.root = self._new_node(np.array([[-np.inf, -np.inf, np.inf, np.inf]]), n)
@@ -113,7 +113,7 @@ class Regions:
         return order
 
     def insert(self, records: Any, first: int) -> Any:
-        """Take in the subscriptions from `first` on; return all whose leaf is another one now."""
+        """Insert the subscriptions from `first` on; return all whose leaf has changed."""
         self.leaf_of = np.concatenate([self.leaf_of, np.zeros(records.size - first, np.int32)])
         leaves_for(self.nodes, self.child_links, self.root, records, self.leaf_of, first)
         moved = [np.arange(first, records.size)]
@@ -155,7 +155,7 @@ class Regions:
         return np.arange(first, first + starts.size)
 
     def _inner(self, children: Any) -> int:
-        """Return a new node above others."""
+        """Return a new parent of nodes."""
         boxes = self.nodes[children]
         sides = [boxes["west"].min(), boxes["south"].min(), boxes["east"].max(), boxes["north"].max()]
         node = self._new_node(np.array([sides]), INNER)

@@ -1,4 +1,4 @@
-"""How a message goes through the lists and regions of STAMP's filters; stamp.py says what they hold."""
+"""The search of a message in the lists and regions of STAMP's filters; stamp.py describes their content."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from published.lists import roomy
 from published.stamp_bounds import LEVELS, distance_to_box, largest_similarity, least_weight
 from published.stamp_regions import INNER
 
-# The dummy token, above all words.
+# The dummy token, larger than all words.
 NO_WORD = 0x7FFFFFFF
 
-# What is known of a subscription that a message has reached: where its last common word is, how many there are and what
-# they weigh, the weight it needs, and the similarity of place. Those that need no further look have a negative count.
+# The state of a subscription that a message has reached: the place of its last common word, the number and weight of
+# these words, the weight it needs, and the spatial similarity. Those already decided have a negative count.
 PROGRESS = np.dtype(
     [(name, np.int32) for name in ("entry", "place", "count")]
     + [(name, np.float64) for name in ("weight", "least", "near")]
@@ -27,9 +27,9 @@ PRUNED, ANSWER = -1, -2
 
 
 class Rules(NamedTuple):
-    """How a filter works."""
+    """The options of a filter."""
 
-    has_outer: bool  # messages from outside a region have lists of their own
+    has_outer: bool  # messages from outside a region have separate lists
     n_levels: int  # 1 if there are no further prefixes
     chooses: bool  # whether further prefixes are read only if that costs less
     is_geographic: bool
@@ -37,11 +37,11 @@ class Rules(NamedTuple):
 
 
 class Store(NamedTuple):
-    """All that a filter reads."""
+    """The arrays that a filter reads."""
 
     nodes: Any
     child_links: Any
-    totals: Any  # int64, by `key >> 32`: how many postings the lists of a leaf's level have together
+    totals: Any  # int64, by `key >> 32`: the number of postings of the lists of a leaf's level
     table_keys: Any
     table_lists: Any
     lists: Any
@@ -53,7 +53,7 @@ class Store(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A message: its words, heaviest first and the dummy last, and what they weigh."""
+    """A message: its words, heaviest first and the dummy last, and their weights."""
 
     x: float
     y: float
@@ -64,7 +64,7 @@ class Probe(NamedTuple):
 
 @kernel
 def is_reached(store: Any, key: int, words: Any, nearest: float) -> bool:
-    """Whether a region has a word that needs no nearer message (Lemma 4)."""
+    """Whether a region has a word for which the message is near enough (Lemma 4)."""
     for word in words:
         number = list_of(store.table_keys, store.table_lists, key | word)
         if number >= 0 and store.bounds[number] <= nearest:
@@ -86,7 +86,7 @@ def read_level(
     n: int,
     counts: Any,
 ) -> Any:
-    """Read the lists of one level in a leaf; return the subscriptions that are reached so far, and their number."""
+    """Read the lists of one level in a leaf; return the subscriptions reached so far, and their number."""
     lists = store.lists
     links = store.links
     records = store.records
@@ -95,7 +95,7 @@ def read_level(
         number = list_of(store.table_keys, store.table_lists, key | word)
         if number < 0:
             continue
-        # What further prefixes rule out depends on every word that a candidate has.
+        # Pruning by further prefixes depends on every word of a candidate.
         is_needed = level > 0 or (rules.n_levels > 1 and n > 0)
         if not is_needed and store.bounds[number] > nearest:
             continue
@@ -146,7 +146,7 @@ def read_level(
 
 @kernel
 def n_listed(store: Any, key: int, words: Any) -> int:
-    """Return how many postings the lists of a message's words have in one level of a leaf."""
+    """Return the number of postings in the lists of a message's words in one level of a leaf."""
     n = 0
     for word in words:
         number = list_of(store.table_keys, store.table_lists, key | word)
@@ -157,7 +157,7 @@ def n_listed(store: Any, key: int, words: Any) -> int:
 
 @kernel
 def still_open(records: Any, progress: Any, n: int, level: int) -> Any:
-    """Prune what has too few words after a level; return how many are left, and the words left to check (COST_V)."""
+    """Prune subscriptions with too few words after a level; return the number left, and the words to check (COST_V)."""
     n_open = 0
     cost = 0
     for i in range(n):
@@ -181,7 +181,7 @@ def filter_cost(verification_cost: float, n_open: int, n_to_read: int, n_all: in
 
 @kernel
 def verify_open(store: Any, progress: Any, n: int, has_word: Any, is_first_counted: bool, counts: Any) -> None:
-    """Look at the remaining words of all that are open: VERIFY, and VERIFY+ if the word at the place is counted."""
+    """Check the remaining words of undecided subscriptions: VERIFY, and VERIFY+ if the word at the place is counted."""
     for i in range(n):
         known = progress[i]
         if known["count"] < 0:
@@ -209,7 +209,7 @@ def search_leaf(
     progress: Any,
     counts: Any,
 ) -> Any:
-    """Return what a message has reached in a leaf, all pruned or an answer, and how many they are (Algorithm 3)."""
+    """Return the subscriptions that a message has reached in a leaf, all decided, and their number (Algorithm 3)."""
     level = 0
     progress, n = read_level(store, place << 32, 0, nearest, probe, rules, is_alive, progress_of, progress, 0, counts)
     while rules.n_levels > 1:
@@ -220,7 +220,7 @@ def search_leaf(
         for further in range(level + 1, LEVELS):
             n_left += store.totals[place + further]
         if n_left == 0:
-            # All words were read, and they were not enough.
+            # All words were read and are not enough.
             still_open(store.records, progress, n, NO_WORD)
             break
         next_key = (place + level + 1) << 32
@@ -249,7 +249,7 @@ def answers(
     found: Any,
     counts: Any,
 ) -> Any:
-    """Return the buffer `found` with `row << 32 | slot`, ascending, and how much of it is filled (Algorithm 2).
+    """Return the buffer `found` with `row << 32 | slot`, ascending, and its filled size (Algorithm 2).
 
     `counts` grows by the postings read and the subscriptions verified. `has_word` is False before and after,
     `progress_of` -1.

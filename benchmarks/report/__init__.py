@@ -1,1 +1,1 @@
-"""What is shown: pages and pictures, from JSON alone."""
+"""Pages and pictures, from JSON alone."""

@@ -1,4 +1,4 @@
-"""What the sections of a report have in common: where its files are, tables, and figures as text."""
+"""Helpers of the sections of a report: its files, tables, and figures as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.timing import Spread
 
-# By the folder of their sweeps: what is beside ours.
+# What is compared with ours, by the folder of the sweeps.
 SWEEPS = {
     "boolean": "beside AP-Tree, RQ-Tree, IQ-Tree and RIL as published",
     "boolean-real": "the same on other data sets",
@@ -28,34 +28,34 @@ PEERS = ("peers", "peers-real")
 
 
 def sweeps_of(folder: Path) -> Path:
-    """Return the folder whose folders have the sweeps of a page."""
+    """Return the parent of the folders with the sweeps of a page."""
     return folder if any((folder / name).exists() for name in SWEEPS) else folder.parent
 
 
 def read(path: Path) -> Any:
-    """Return what a JSON file holds, None if it is not there."""
+    """Return the content of a JSON file, None if it is missing."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def results_of(folder: Path, *names: str) -> list[dict[str, Any]]:
-    """Return the results of several files, one for each workload, as far as they are there."""
+    """Return the results of several files, one for each workload; missing files are ignored."""
     contents = (read(folder / f"{name}.json") for name in names)
     return [result for content in contents if content for result in content["results"]]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "---:") -> list[str]:
-    """Return a table, its first column to the left."""
+    """Return a table with its first column aligned to the left."""
     lines = [f"| {' | '.join(header)} |", f"| --- |{f' {align} |' * (len(header) - 1)}"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def left_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table of words."""
+    """Return a table with all columns aligned to the left."""
     return table(header, rows, "---")
 
 
 def text(value: Any, digits: int | None = None) -> str:
-    """Return a figure, with its spread if it has one; the smaller, the more digits."""
+    """Return a figure as text, with its spread if it has one; smaller figures have more digits."""
     if value is None:
         return ""
     middle = value["median"] if isinstance(value, dict) else value

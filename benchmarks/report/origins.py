@@ -10,7 +10,7 @@ from report.markdown import PARTS, SWEEPS, left_table, read, sweeps_of
 
 
 def machine_lines(folder: Path) -> list[str]:
-    """Return machine and versions, and what could not be measured here."""
+    """Return machine and versions, and the missing data sets."""
     found = [content for content in contents(folder).values() if "commit" in content]
     if not found:
         return ["Nothing is measured yet."]
@@ -20,7 +20,7 @@ def machine_lines(folder: Path) -> list[str]:
     return [
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}; "
         f"{', '.join(f'{name} {version}' for name, version in versions.items())}. The JSON files named below have all "
-        "figures, with the options of each run; [the end of the page](#where-the-figures-come-from) tells when and "
+        "figures, with the options of each run; [the end of the page](#where-the-figures-come-from) says when and "
         "with which commit each was measured.",
         *(f"\n**{name} was not here**, so what needs it was left out." for name in missing),
     ]
@@ -63,13 +63,13 @@ def origins_of(content: dict[str, Any]) -> dict[tuple[str, str], str]:
         earlier = content.get("earlier", {})
         each = {name: earlier.get(name, content) for name in content.get("workloads", [""])}
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, told in each.items():
-        groups.setdefault((told.get("commit", "not told"), told.get("date", "")), []).append(name)
+    for name, origin in each.items():
+        groups.setdefault((origin.get("commit", "unknown"), origin.get("date", "")), []).append(name)
     return {when: ", ".join(names) for when, names in groups.items()}
 
 
 def contents(folder: Path) -> dict[Path, Any]:
-    """Return all files that the page of a folder shows."""
+    """Return all files shown on the page of a folder."""
     sweeps = [path for name in (*SWEEPS, "partition") for path in (sweeps_of(folder) / name).glob("*.json")]
     paths = sorted({*folder.rglob("*.json"), *sweeps} - {folder / PARTS})
     return {path: read(path) for path in paths}

@@ -1,8 +1,8 @@
-"""Writes the page of a report: a table or picture for each part that was measured, and where the figures come from.
+"""Writes the page of a report: a table or picture for each measured part, and the origin of the figures.
 
-A folder of results without sweeps of its own shows those beside it. Run as a program, it writes the pages of the quick
-and the full report again with all their pictures, from the JSON of `results/` alone; with `--readme FILE` also the
-short tables between the marks of that file.
+A folder of results without its own sweeps shows those beside it. As a program it writes the pages of the quick and the
+full report again with all their pictures, from the JSON of `results/` alone; with `--readme FILE` also the short tables
+between the marks of that file.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ PEER_COLUMNS = {
     "matches": "results a message",
     "messages": "messages a round",
     "prepare_s": "prepare, s",
-    "bytes": "bytes a subscription: told",
+    "bytes": "bytes a subscription: reported",
     "grown": "grown",
     "peak_mb": "peak RSS, MB",
 }
-# What comes of a message or move, by its key in the rows of a sweep.
+# Results of a message or move, by key in the rows of a sweep.
 RESULT_LABELS = {"matches": "results a message", "changes": "changes a message or move"}
 HOW = """\
-Sides take turns in each round and are warm before the first; a figure is the median of the rounds, with the lowest and
-the highest. Every side has the same messages (a slow peer the first of them), and the run stops if one has other
-answers, or, for moves and the stream, another number of them. In sweeps, building and memory are measured once. Figures
-of one core are pinned to it. Counts are the same on every machine; times are of this machine, which may have been
-shared.
+Systems alternate in each round and are warm before the first; a figure is the median of the rounds, with the lowest and
+the highest. Every system gets the same messages (a slow peer the first of them), and the run stops if the answers of
+one differ, or, for moves and the stream, their number. In sweeps, building and memory are measured once. Figures of one
+core are pinned to it. Counts are the same on every machine; times are of this machine, which may have been shared.
 
 Words, places and subscriptions come from fixed seeds: `zipf` has 9 words by Zipf's law out of 100,000 and places in 200
 clusters; `poi` (SimpleGeo), `tweets`, `geonames` and `airbnb` have real words and places, scaled to the unit square.
@@ -53,7 +52,7 @@ around it.
 
 
 def write_page(folder: Path, out: Path, failures: Mapping[str, str] | None = None) -> Path:
-    """Write the page of a folder of results into another; return its path. `draw_pictures` draws what it shows."""
+    """Write the page of a folder of results into another; return its path. `draw_pictures` draws its pictures."""
     parts = (peers, index, published, feeds, moves, mixed, spark, shards, scale, gate)
     sections = [*(section(folder) for section in parts), origins(folder, out)]
     lines = ["# Where Nearcast stands", "", *machine_lines(folder), "", *summary(folder), "", HOW]
@@ -96,8 +95,8 @@ def peers(folder: Path) -> list[str]:
         rows = []
         for name, figures in result["peers"].items():
             cells = figures | {"times": "" if name.startswith("nearcast") else times_of(result["peers"], name)}
-            told = (cells[key] if key == "times" else text(cells[key]) for key in PEER_COLUMNS)
-            rows.append([f"{label(name)} ({figures['version']})", *told])
+            shown_cells = (cells[key] if key == "times" else text(cells[key]) for key in PEER_COLUMNS)
+            rows.append([f"{label(name)} ({figures['version']})", *shown_cells])
         lines += [
             f"{result['subscriptions']:,} boolean subscriptions, {result['workload']} ({result['title']}), one core:",
             "",
@@ -108,25 +107,25 @@ def peers(folder: Path) -> list[str]:
         ]
     notes = (
         "Messages are handed to a peer before its clock starts; Nearcast's includes reading the words of a table and "
-        "the table of deliveries. Lucene answers message by message, so it is held against Nearcast doing the same. "
-        "What joins whole tables gains with more messages at once, up to *messages a round*; a slow peer takes the "
-        "first messages of a round only. Cells are those of a grid of 32 x 32. SedonaDB joins by place alone, and "
-        "builds its index in every join. *prepare* is one run; the rarest keyword of each subscription is found "
-        "before it. *told* is the size that a system states, *grown* is the memory that its processes "
-        "took on, the vocabulary, compiled code and caches included, which are most of it where there are few "
-        "subscriptions. [How each is set up](../../README.md#peers)."
+        "the table of deliveries. Lucene answers message by message; it is compared with Nearcast doing the same. A "
+        "system that joins whole tables is faster with more messages at once, up to *messages a round*; a slow peer "
+        "takes the first messages of a round only. Cells are those of a grid of 32 x 32. SedonaDB joins by place "
+        "alone, and builds its index in every join. *prepare* is one run; the rarest keyword of each subscription is "
+        "found before it. *reported* is the size that a system reports, *grown* the growth of its processes, with "
+        "vocabulary, compiled code and caches, which are most of it if there are few subscriptions. [How each is set "
+        "up](../../README.md#peers)."
     )
     return [*lines, "![messages a second of each peer](peers.svg)", "", notes]
 
 
 def times_of(figures: dict[str, Any], name: str) -> str:
-    """Return how many times as fast ours is; one that answers message by message is held against ours doing so."""
+    """Return how many times as fast ours is; a peer without batches is compared with ours message by message."""
     ours = figures.get("nearcast-single" if name in ONE_BY_ONE else "nearcast", figures["nearcast"])
     return f"{text(ours['per_second']['median'] / figures[name]['per_second']['median'])} times"
 
 
 def index(folder: Path) -> list[str]:
-    """Return the tables of boolean subscriptions: the index alone, and with a broker around it."""
+    """Return the tables of boolean subscriptions: the index alone, and in a broker."""
     contents = [content for name in ("index", "broker") if (content := read(folder / f"{name}.json"))]
     lines = [line for content in contents for line in ("", *index_table(content["rows"]))]
     return ["## Boolean subscriptions", *lines] if lines else []
@@ -165,21 +164,21 @@ def published(folder: Path) -> list[str]:
 
 
 def sweep_table(sweep: dict[str, Any]) -> list[str]:
-    """Return the medians of what was timed, what an index takes, and the results that belong to it, for all values."""
+    """Return a table of the median times, the sizes and the results, for all values."""
     rows = sweep["rows"]
-    panels = {key: " ".join(told.split()) for key, told in sweep["panels"].items()}
+    panels = {key: " ".join(name.split()) for key, name in sweep["panels"].items()}
     shown = {
-        key: told for key, told in panels.items() if key in SIZES or any(isinstance(row.get(key), dict) for row in rows)
+        key: name for key, name in panels.items() if key in SIZES or any(isinstance(row.get(key), dict) for row in rows)
     }
     lines = []
     for workload in sweep["workloads"]:
         some = [row for row in rows if row["workload"] == workload]
-        for key, told in shown.items():
+        for key, name in shown.items():
             for index in dict.fromkeys(row["index"] for row in some):
-                lines.append([f"{workload}, {STYLES[index]['label']}", told, *cells(sweep, some, index, key)])
-        for key, told in RESULT_LABELS.items():
+                lines.append([f"{workload}, {STYLES[index]['label']}", name, *cells(sweep, some, index, key)])
+        for key, name in RESULT_LABELS.items():
             if key in some[0]:
-                lines.append([f"{workload}, all", told, *cells(sweep, some, some[0]["index"], key)])
+                lines.append([f"{workload}, all", name, *cells(sweep, some, some[0]["index"], key)])
     ticks = (" ".join(tick.split()) for tick in sweep["x_ticks"])
     return table([sweep["x_label"], "median", *ticks], lines)
 
@@ -192,14 +191,14 @@ def cells(sweep: dict[str, Any], rows: list[dict[str, Any]], index: str, key: st
 
 
 def left_out(sweep: dict[str, Any]) -> list[str]:
-    """Return what was not measured, and why."""
+    """Return the indexes that were left out, with the reasons."""
     ticks = {x: " ".join(tick.split()) for tick, x in sweep["x_ticks"].items()}
-    told = [
+    lines = [
         f"- {row['index']} was left out for {row['workload']}, {sweep['x_label']} {ticks[row['x']]}: {row['left_out']}"
         for row in sweep["rows"]
         if "left_out" in row
     ]
-    return [*told, ""] if told else []
+    return [*lines, ""] if lines else []
 
 
 def feeds(folder: Path) -> list[str]:
@@ -265,7 +264,7 @@ def spark(folder: Path) -> list[str]:
 
 
 def gate(folder: Path) -> list[str]:
-    """Return the counts that the gate holds."""
+    """Return the counts of the gate."""
     content = read(folder / "gate.json")
     if content is None:
         return []
@@ -280,7 +279,7 @@ def gate(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Write the pages with their pictures, and the tables of a README if asked."""
+    """Write the pages with their pictures, and the tables of a README if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=REPORTS, help="(default: both)")
     parser.add_argument("--no-pictures", action="store_true", help="leave the pictures as they are")

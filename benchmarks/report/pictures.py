@@ -17,7 +17,7 @@ SHARDS = ("shards", "shards-real", "topk-shards")
 
 
 def draw_pictures(folder: Path, out: Path) -> None:
-    """Draw all that the page of a folder of results shows, into the folder of the page."""
+    """Draw all pictures of the page of a folder of results, into the folder of the page."""
     out.mkdir(parents=True, exist_ok=True)
     peers = results_of(folder, *PEERS)
     if peers:
@@ -39,7 +39,7 @@ def draw_pictures(folder: Path, out: Path) -> None:
 
 
 def draw_peers(results: list[dict[str, Any]], path: Path) -> None:
-    """Draw messages a second of each peer, a panel for each workload, three a row; all in the order of the first."""
+    """Draw messages a second of each peer, a panel for each workload, three in a row; all in the order of the first."""
     names = list(dict.fromkeys(name for result in results for name in result["peers"]))
     first = results[0]["peers"]
     names.sort(key=lambda name: first[name]["per_second"]["median"] if name in first else 0.0)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 MIN_SPAN = 5
-# Colours that stay apart for those who see fewer (Okabe and Ito), and a marker for each where there are none.
+# Colours that are distinct with colour blindness (Okabe and Ito), and a marker for each for prints without colour.
 STYLES = {
     "nearcast": {"label": "Nearcast", "color": "#D55E00", "marker": "o", "linewidth": 2.2, "zorder": 3},
     "nearcast without tables": {
@@ -41,7 +41,7 @@ STYLES = {
     "sop-cells": {"label": "SOP, new ones in their cell", "color": "#CC79A7", "marker": "v"},
     "hash": {"label": "hash", "color": "#555555", "marker": "D"},
 }
-# What an index takes, by the key of its figures.
+# Sizes of an index, by key of its figures.
 SIZES = {
     "build_s": "build, s",
     "bytes": "bytes a subscription",
@@ -50,12 +50,12 @@ SIZES = {
 
 
 def is_drawn(sweep: dict[str, Any]) -> bool:
-    """Whether a sweep has a picture: with one value there is nothing to see."""
+    """Whether a sweep has a picture; with a single value it has none."""
     return len(sweep["x_ticks"]) > 1
 
 
 def draw(sweep: dict[str, Any], path: Path) -> None:
-    """Write the picture of a sweep, as `sweeping.py` wrote it."""
+    """Draw a sweep that `sweeping.py` has written."""
     workloads = list(dict.fromkeys(row["workload"] for row in sweep["rows"]))
     panels = sweep["panels"]
     figure = Figure(figsize=(1.2 + 4.6 * len(workloads), 1.4 + 2.7 * len(panels)), dpi=120, layout="constrained")
@@ -81,7 +81,7 @@ def draw_panel(axes: Axes, sweep: dict[str, Any], workload: str, key: str) -> No
     """Draw one quantity of one workload, a line for each index."""
     for name, style in STYLES.items():
         rows = [row for row in sweep["rows"] if (row["workload"], row["index"]) == (workload, name)]
-        # Where there is nothing, a logarithmic axis has no place for it.
+        # A logarithmic axis cannot show 0.
         rows = [row for row in rows if row.get(key)]
         if not rows:
             continue
@@ -102,7 +102,7 @@ def draw_panel(axes: Axes, sweep: dict[str, Any], workload: str, key: str) -> No
 
 
 def widen(axes: Axes) -> None:
-    """Let an axis span a factor of MIN_SPAN at least: what hardly changes should look like it."""
+    """Make an axis span at least a factor of MIN_SPAN, so that small changes look small."""
     low, high = axes.get_ylim()
     if high < MIN_SPAN * low:
         middle = math.sqrt(low * high)
@@ -110,7 +110,7 @@ def widen(axes: Axes) -> None:
 
 
 def label_powers(axes: Axes) -> None:
-    """Label the powers of ten, and numbers between them if they alone would be too few."""
+    """Label the powers of ten, and numbers between them if these are too few."""
     low, high = axes.get_ylim()
     between = (1, 2, 5) if high < 100 * low else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=12))

@@ -1,4 +1,4 @@
-"""Draws what partitioners give over the number of shards."""
+"""Draws the measures of partitioners over the number of shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of a report on shards: what partitioners give, and what many more subscriptions would need."""
+"""The sections of a report on shards: the measures of partitioners, and the model of scaling."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from report.markdown import PEERS, read, results_of, sweeps_of, table, text
 
 # The files of boolean subscriptions.
 BOOLEAN = ("shards", "shards-real")
-# Of so many subscriptions the memory of a process is mostly theirs.
+# With this many subscriptions most of the memory of a process is theirs.
 MANY = 1_000_000
 MODEL = """\
-A model, not a measurement. A shard that hears a message spends a time on it, and another for each subscription that it
-holds; both are fitted to the shards of hash, which hear everything, and to one index of other sizes where that was
-measured. All shards together spend, on a message, the first times the shards that hear it plus the second times all
-subscriptions; of the latter the busiest has more than its share, as postings are hit.
+A model, not a measurement. A shard that receives a message spends a time on it, and another for each subscription that
+it stores; both are fitted to the shards of hash, which receive everything, and to one index of other sizes if that was
+measured. All shards together spend, on a message, the first times the shards that receive it plus the second times all
+subscriptions; of the latter the busiest has its share of the hit postings.
 
 It assumes results that grow with the subscriptions as they did here, shipping and imbalance that grow with shards as
 between the two largest plans, and cores like this one that do not slow each other down. It is the matching alone: a
-broker that reads words and gives tables, or Spark around it, takes longer, as the tables above tell. Results dominate:
+broker that reads words and gives tables, or Spark around it, takes longer, as the tables above show. Results dominate:
 most of the time, and nearly all of the network, is for deliveries.
 """
 
 
 def shards(folder: Path) -> list[str]:
-    """Return what shards and partitioners give."""
+    """Return the measures of partitioners."""
     results = results_of(folder, *BOOLEAN, "topk-shards")
     if not results:
         return []
@@ -50,7 +50,7 @@ def shards(folder: Path) -> list[str]:
             "",
         ]
     lines += [
-        "Times are of the processor and of matching alone; routing is apart. A top-k shard hears every message, as it "
+        "Times are processor times of matching alone, without routing. A top-k shard receives every message, as it "
         "has the whole window: there *shards a message* are those with something that the message may change.",
         "",
     ]
@@ -58,11 +58,11 @@ def shards(folder: Path) -> list[str]:
         if (folder / f"{name}.json").exists():
             lines += [f"![boolean subscriptions over the number of shards]({name}.svg)", ""]
     if (folder / "topk-shards.json").exists():
-        told = (
+        caption = (
             "Top-k subscriptions, throughput and communication as in DSkype's Figures 21, 22, 25 and 26, but with "
             "whole windows:"
         )
-        lines += [told, "", "![top-k subscriptions over the number of shards](topk-shards.svg)", ""]
+        lines += [caption, "", "![top-k subscriptions over the number of shards](topk-shards.svg)", ""]
     where = sweeps_of(folder)
     if (where / "partition" / "dskype.json").exists():
         lines += [
@@ -84,14 +84,14 @@ def shards(folder: Path) -> list[str]:
 
 
 def scale(folder: Path) -> list[str]:
-    """Return the model of scaling, and how it fits."""
+    """Return the section on the model of scaling, with its errors."""
     several = [result for result in results_of(folder, *BOOLEAN) if len({row["shards"] for row in result["rows"]}) > 1]
     lines = [line for result in several for line in needs_of(folder, result)]
     return ["## What 100 million and 1 billion would need", "", MODEL, "", *lines, *two_cores(folder)] if lines else []
 
 
 def needs_of(folder: Path, result: dict[str, Any]) -> list[str]:
-    """Return the model of scaling of one workload, and how it fits; nothing if too little was measured for it."""
+    """Return the model of scaling of one workload, with its errors; nothing with too few measurements."""
     alone = alone_of(folder, result["workload"])
     costs = scaling.fitted_costs(result, alone)
     if costs is None:
@@ -99,8 +99,8 @@ def needs_of(folder: Path, result: dict[str, Any]) -> list[str]:
     most = max(row["shards"] for row in result["rows"])
     best = max((row for row in result["rows"] if row["shards"] == most), key=lambda r: r["per_second"]["median"])
     name = best["partitioner"]
-    held = bytes_held(folder, result["workload"]) or best["bytes_a_subscription"] / best["replication"]
-    needs = [scaling.need(result, costs, n, name, held) for n in scaling.TARGETS]
+    n_bytes = bytes_per_subscription(folder, result["workload"]) or best["bytes_a_subscription"] / best["replication"]
+    needs = [scaling.need(result, costs, n, name, n_bytes) for n in scaling.TARGETS]
     rows = [
         ["shards, a core each", *(f"{n.shards:,}" for n in needs)],
         [
@@ -117,7 +117,7 @@ def needs_of(folder: Path, result: dict[str, Any]) -> list[str]:
     return [
         f"**{result['workload']}**, partitioner {name}: {1e9 * costs.fixed:,.0f} ns for a message and "
         f"{1e12 * costs.per_subscription:,.1f} ps for a subscription; the busiest of {most} shards has "
-        f"{best['hits_busiest_over_mean']:.2f} times its share of the latter. {held:,.0f} bytes a subscription, "
+        f"{best['hits_busiest_over_mean']:.2f} times its share of the latter. {n_bytes:,.0f} bytes a subscription, "
         f"{result['bytes_a_message']:,.0f} a message and {scaling.DELIVERY_BYTES} a delivery; routing takes "
         f"{text(best['route_us']['median'])} µs a message of other cores.",
         "",
@@ -129,7 +129,7 @@ def needs_of(folder: Path, result: dict[str, Any]) -> list[str]:
 
 
 def checks(result: dict[str, Any], costs: scaling.Costs, alone: list[scaling.Alone], name: str) -> list[str]:
-    """Return what the model gives for what was measured."""
+    """Return the comparison of the model with the measurements."""
     points = scaling.checked(result, costs)
     ratios = sorted(point["ratio"] for point in points)
     rows = [[f"shards: {point['shards']}", *check_cells(point)] for point in points if point["partitioner"] == name]
@@ -138,7 +138,7 @@ def checks(result: dict[str, Any], costs: scaling.Costs, alone: list[scaling.Alo
         for point in scaling.checked_alone(costs, alone)
     ]
     return [
-        f"Held against all {len(points)} plans that were measured, of which it knows the times of hash only, the model "
+        f"Compared with all {len(points)} measured plans, of which it was fitted to hash only, the model "
         f"gives {ratios[0]:.2f} to {ratios[-1]:.2f} times their throughput (median {ratios[len(ratios) // 2]:.2f}). "
         f"For {name}, and for one index:",
         "",
@@ -147,12 +147,12 @@ def checks(result: dict[str, Any], costs: scaling.Costs, alone: list[scaling.Alo
 
 
 def check_cells(point: dict[str, Any]) -> list[str]:
-    """Return the cells of a row that holds the model against a measurement."""
+    """Return the cells of a row that compares the model with a measurement."""
     return [text(point["expected"], 0), text(point["measured"], 0), text(point["ratio"], 2)]
 
 
 def alone_of(folder: Path, workload: str) -> list[scaling.Alone]:
-    """Return how fast one index of this workload is on one core, for each size that was measured."""
+    """Return the throughput of one index on one core, for each measured size."""
     contents = (read(folder / f"{name}.json") for name in ("broker", "index"))
     rows = [row for content in contents if content for row in content["rows"] if row.get("workload") == workload]
     found = {row["subscriptions"]: row["median"] for row in rows if row["what"] == "index: messages/s, one core"}
@@ -160,15 +160,15 @@ def alone_of(folder: Path, workload: str) -> list[scaling.Alone]:
 
 
 def two_cores(folder: Path) -> list[str]:
-    """Return how much two threads of one index gain over one, as measured, beside the 2 that the model assumes."""
+    """Return the measured speed-up of two threads of one index; the model assumes 2."""
     content = read(folder / "index.json")
     rows = [row for row in content["rows"] if row["what"].endswith("two cores over one")] if content else []
-    told = "; ".join(f"{row['workload']}, {row['subscriptions']:,} subscriptions: {text(row)}" for row in rows)
-    return [f"Two cores over one, where the model assumes 2: {told}."] if told else []
+    ratios = "; ".join(f"{row['workload']}, {row['subscriptions']:,} subscriptions: {text(row)}" for row in rows)
+    return [f"Two cores over one, where the model assumes 2: {ratios}."] if ratios else []
 
 
-def bytes_held(folder: Path, workload: str) -> float | None:
-    """Return the bytes of a subscription in a broker, if it was measured: of many, those by which its process grew."""
+def bytes_per_subscription(folder: Path, workload: str) -> float | None:
+    """Return the measured bytes per subscription in a broker, None if missing; of many, the growth of its process."""
     for result in results_of(folder, *PEERS):
         if result["workload"] == workload:
             ours = result["peers"]["nearcast"]

@@ -1,4 +1,4 @@
-"""The short table of a report: the figures that matter most, ours beside the others'."""
+"""The short table of a report: the most important figures, ours beside the others'."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from peers import short_label
 from report.markdown import PEERS, left_table, read, results_of, sweeps_of, text
 from report.plots import STYLES
 
-# What papers tell of the same setting on their machines.
-TOLD_BY_PAPERS = {
-    "topk-scale": "DSkype, as its paper tells: 1,300 messages/s on 10 machines",
-    "nearest-scale": "DkM-SKS, as its paper tells: 2,100 messages/s with 20 workers",
+# Figures of the papers for the same setting on their machines.
+PUBLISHED = {
+    "topk-scale": "DSkype, as published: 1,300 messages/s on 10 machines",
+    "nearest-scale": "DkM-SKS, as published: 2,100 messages/s with 20 workers",
     "moves": "a timestamp of AP+-Tree's paper lasts 30 s",
 }
 
 
 def summary(folder: Path) -> list[str]:
-    """Return the figures that matter most in one short table, as far as they are there."""
+    """Return the most important of the available figures in one short table."""
     rows = []
     for result in results_of(folder, *PEERS):
         rates = {short_label(name): peer["per_second"]["median"] for name, peer in result["peers"].items()}
@@ -59,19 +59,19 @@ def sweep_summary(sweep: dict[str, Any], kind: str) -> list[list[str]]:
 
 
 def scale_summary(folder: Path) -> list[list[str]]:
-    """Return feeds and moves at the sizes of the papers, beside what these tell."""
+    """Return feeds and moves at the sizes of the papers, beside the figures of these."""
     rows = []
     sweep = read(sweeps_of(folder) / "topk-scale" / "subscriptions.json")
     if sweep is not None:
         row = max(sweep["rows"], key=lambda row: row["x"])
         setting = f"{row['x']:,} top-k subscriptions, {row['workload']}"
         measure = f"messages/s, {text(row['changes'])} changes each"
-        rows.append([setting, measure, f"**{text(row['messages_s'])}**", TOLD_BY_PAPERS["topk-scale"]])
+        rows.append([setting, measure, f"**{text(row['messages_s'])}**", PUBLISHED["topk-scale"]])
     feeds = read(folder / "nearest-scale.json")
     for workload, figures in (feeds or {"results": {}})["results"].items():
         setting = f"{feeds['options']['subscriptions']:,} nearest subscriptions, {workload}"
         measure = f"messages/s, {text(figures['changes a message'])} changes each"
-        rows.append([setting, measure, f"**{text(figures['messages/s'])}**", TOLD_BY_PAPERS["nearest-scale"]])
+        rows.append([setting, measure, f"**{text(figures['messages/s'])}**", PUBLISHED["nearest-scale"]])
     moved = read(folder / "moves.json")
     for network, figures in (moved or {"results": {}})["results"].items():
         given = moved["options"]
@@ -79,5 +79,5 @@ def scale_summary(folder: Path) -> list[list[str]]:
             f"{given['subscriptions']:,} moving subscriptions, {network}: {given['mobility']:.0%} move, "
             f"{given['active'] // 10:,} messages come"
         )
-        rows.append([setting, "s for all that", f"**{text(figures['a timestamp, s'])}**", TOLD_BY_PAPERS["moves"]])
+        rows.append([setting, "s for all that", f"**{text(figures['a timestamp, s'])}**", PUBLISHED["moves"]])
     return rows
