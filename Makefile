@@ -89,7 +89,7 @@ bench-list: .venv/dev.done  ## the names that PART takes, with what each asks
 bench-report: .venv/dev.done  ## pages and pictures of what was measured, drawn to benchmarks/pages
 	$(BIN)/python benchmarks/report/page.py $(OPTIONS)
 
-bench-gate: .venv/dev.done  ## counts that no machine changes, held against the baseline; UPDATE=1 writes a new one
+bench-gate: .venv/dev.done  ## machine-independent counts, compared with the baseline; UPDATE=1 writes a new one
 	$(BIN)/python benchmarks/cases/gate.py $(if $(UPDATE),--update) $(OPTIONS)
 
 lock: .venv/dev.done  ## resolve requirements/*.txt anew

@@ -1,4 +1,4 @@
-"""State folders that are filled without Spark."""
+"""State folders, written without Spark."""
 
 import pyarrow as pa
 
@@ -10,11 +10,11 @@ from table_rows import subscriptions_to_table
 
 
 class Killed(BaseException):
-    """What a worker dies of."""
+    """The exception that kills a worker."""
 
 
 def made(place, scenario, *, n_shards=2, snapshot_every=3, partitioner="hash"):
-    """A state folder, at a path or in a tree, with the first subscriptions taken in."""
+    """A state folder, at a path or in a tree, with the first subscriptions registered."""
     folder = Folder(place)
     names = ("lifetime", "fence", "clock", "delay")
     settings = {"partitioner": partitioner, **{name: getattr(scenario, name) for name in names}}

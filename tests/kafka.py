@@ -1,4 +1,4 @@
-"""A Kafka broker on this machine, and Spark's connector to it; fetched once by benchmarks/harness/maven.py."""
+"""A Kafka broker on this machine, and Spark's connector to it; downloaded once by benchmarks/harness/maven.py."""
 
 import base64
 import os
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pyspark
 
-from harness.maven import SPARK_HOME, UnreachableError, fetch, kept
+from harness.maven import SPARK_HOME, UnreachableError, cached_jars, fetch
 from nearcast.java import found_java
 
 BROKER = "org.apache.kafka:kafka_2.13:4.1.1"
@@ -22,13 +22,13 @@ USER, PASSWORD = "nearcast", "secret"
 
 
 def broker_jars():
-    """The jars of a broker; Spark does not fetch what it has itself."""
+    """The jars of a broker; those that Spark has are not downloaded."""
     scala = SPARK_HOME.glob("jars/scala-library-*.jar")
-    return [*kept("kafka/" + BROKER.replace(":", "-"), lambda folder: fetch(folder, BROKER)), *scala]
+    return [*cached_jars("kafka/" + BROKER.replace(":", "-"), lambda folder: fetch(folder, BROKER)), *scala]
 
 
 def connector_jars():
-    """The jars that Spark needs to speak to Kafka."""
+    """The jars of Spark's Kafka connector."""
 
     def fetch_connector(folder):
         try:
@@ -37,11 +37,11 @@ def connector_jars():
             fetch(folder, f"{CONNECTOR}:{OTHER_CONNECTOR}", without=TOKENS)
             fetch(folder, f"{TOKENS}:{OTHER_TOKENS}", only="*token-provider*")
 
-    return kept(f"kafka/connector-{pyspark.__version__}", fetch_connector)
+    return cached_jars(f"kafka/connector-{pyspark.__version__}", fetch_connector)
 
 
 def free_ports(n):
-    """Ports of this machine that nobody uses."""
+    """Unused ports of this machine."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
     ports = [taken.getsockname()[1] for taken in sockets]
     for taken in sockets:
@@ -51,7 +51,7 @@ def free_ports(n):
 
 @contextmanager
 def running_broker(folder, jars):
-    """Run a broker that keeps its data in a folder; yields its address for all, and that for those with a password."""
+    """Run a broker with its data in a folder; yields its address without, and that with a password."""
     plain, controller, secured = (f"127.0.0.1:{port}" for port in free_ports(3))
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     settings = {

@@ -1,7 +1,7 @@
 """Each definition of SPEC.md as plain loops, sharing no code with the engine.
 
-Nothing here is incremental, vectorised or clever: the whole history of messages is kept and every answer is
-computed from it again. No sum depends on the order of its addends, so the engine can be compared bit for bit.
+Nothing here is incremental, vectorised or clever: the whole history of messages is stored and every answer is computed
+from it. No sum depends on the order of its addends, so the engine can be compared bit for bit.
 
 The second half holds the papers' bounds and costs (SPEC 4, 5, 8), which the golden tests check against the
 printed numbers. They only add, multiply, divide and compare, so they take Fractions too, and then borders are
@@ -140,7 +140,7 @@ def tokens_of(text):
 
 
 class Statistics(NamedTuple):
-    """How many messages the vocabulary was fitted to, and how many of them hold each token."""
+    """How many messages the vocabulary was fitted to, and how many of them have each token."""
 
     n_messages: int = 0
     document_frequency: Mapping[str, int] = {}
@@ -154,7 +154,7 @@ class Statistics(NamedTuple):
         return math.log(1 + max(self.n_messages, 1) / max(self.document_frequency.get(token, 0), 1))
 
 
-# --- SPEC 3: boolean expressions, evaluated as they are written and not by way of a normal form
+# --- SPEC 3: boolean expressions, evaluated directly instead of by a normal form
 
 
 def lexemes(expression):
@@ -181,7 +181,7 @@ def lexemes(expression):
 
 
 def parsed(expression):
-    """The expression as nested tuples; None where no word survives the analysis."""
+    """The expression as nested tuples; None if no word remains after the analysis."""
     if not isinstance(expression, str):
         return joined("and", [("has", token) for token in keywords(expression)])
     rest = lexemes(expression)
@@ -224,7 +224,7 @@ def parsed_not(rest):
 
 
 def joined(operator, operands):
-    """An operand without words is left out as if it were not written, and its operator with it."""
+    """An operand without words is dropped, and its operator too."""
     present = [operand for operand in operands if operand]
     return (operator, present) if present else None
 
@@ -242,7 +242,7 @@ def is_true(tree, tokens):
 
 
 def literals(tree):
-    """The tokens of an expression in the order in which they are written, with repeats."""
+    """The tokens of an expression in text order, with repeats."""
     if tree is None:
         return []
     operator, operand = tree
@@ -257,7 +257,7 @@ def literals(tree):
 
 
 def total(values):
-    """The sum of values, the smallest first: it depends on nothing but the values."""
+    """The sum of values, the smallest first, so it does not depend on their order."""
     result = 0.0
     for value in sorted(values):
         result += value
@@ -330,7 +330,7 @@ def microseconds(moment):
 
 
 class Oracle:
-    """What a broker must answer, computed from the whole history each time."""
+    """The answers that a broker must give, computed from the whole history each time."""
 
     def __init__(self, space, statistics=None, window=None, lifetime=None):
         self.space = space
@@ -352,7 +352,7 @@ class Oracle:
         registration = Registration(self.n_registered, len(self.history), subscription, tokens)
         self.n_registered += 1
         self.registrations[subscription.id] = registration
-        answers = self.standing(registration) if answer else self.answer(registration)
+        answers = self.current(registration) if answer else self.answer(registration)
         return [delivery for _, delivery in sorted(answers.items())]
 
     def unsubscribe(self, subscription_id):
@@ -362,8 +362,8 @@ class Oracle:
         return self.publish_batch([message])
 
     def publish_batch(self, messages):
-        """Every match of the batch, and the net change of every kept result."""
-        before = self.kept_results()
+        """Every match of the batch, and the net change of all results."""
+        before = self.all_results()
         batch = []
         for message in messages:
             arrival = Arrival(len(self.history), message, tokens_of(message.text), self.end_of(message))
@@ -372,28 +372,30 @@ class Oracle:
             batch.append(arrival)
         pairs = [(arrival, registration) for arrival in batch for registration in self.registrations.values()]
         found = [(a.number, r.number, delivery) for a, r in pairs if (delivery := self.match(r, a))]
-        return in_order(found + changes_of_results(before, self.kept_results()))
+        return in_order(found + changes_of_results(before, self.all_results()))
 
     def results(self, subscription_id):
-        """The kept result of a top-k or nearest subscription, best first; the other kinds keep none."""
+        """The results of a top-k or nearest subscription, best first; the other kinds have none."""
         return list(self.answer(self.registrations[subscription_id]).values())
 
     def advance(self, ts):
-        """What the results of all subscriptions lose and gain when the clock advances."""
-        before = self.kept_results()
+        """The changes of the results of all subscriptions when the clock advances."""
+        before = self.all_results()
         self.now = max(self.now, microseconds(ts))
-        return in_order(changes_of_results(before, self.kept_results()))
+        return in_order(changes_of_results(before, self.all_results()))
 
     def move(self, subscription_id, place, ts=None):
-        """What changes for one subscription, in order of arrival."""
+        """The changes of one subscription, in order of arrival."""
         return self.move_many([(subscription_id, place, ts)])
 
-    def move_many(self, rows):
-        """What changes from where subscriptions were to the last of their places, and by the time of all rows.
+    def move_many(self, rows, moment=None):
+        """The changes from the old places of subscriptions to their last ones, and by the time of all rows.
 
-        The active messages are those of the time after the call, the results before are those of the time before it.
+        The active messages are those at the time after the call, the previous results those at the time before it.
         """
-        results = self.kept_results()
+        results = self.all_results()
+        if moment is not None:
+            self.now = max(self.now, microseconds(moment))
         for _, _, ts in rows:
             self.see(ts)
         found = []
@@ -402,20 +404,20 @@ class Oracle:
             there = registration._replace(subscription=moved(self.space, registration.subscription, place))
             self.registrations[subscription_id] = there
             if there.subscription.kind not in ("topk", "nearest"):
-                found += differences(registration.number, self.standing(registration), self.standing(there))
-        return in_order(found + changes_of_results(results, self.kept_results()))
+                found += differences(registration.number, self.current(registration), self.current(there))
+        return in_order(found + changes_of_results(results, self.all_results()))
 
-    def kept_results(self):
+    def all_results(self):
         """The results of all top-k and nearest subscriptions, by registration number."""
-        kept = (r for r in self.registrations.values() if r.subscription.kind in ("topk", "nearest"))
-        return {registration.number: self.answer(registration) for registration in kept}
+        with_results = (r for r in self.registrations.values() if r.subscription.kind in ("topk", "nearest"))
+        return {registration.number: self.answer(registration) for registration in with_results}
 
     def see(self, moment):
         if moment is not None and self.follows_rows:
             self.now = max(self.now, microseconds(moment))
 
     def end_of(self, message):
-        """When a message expires (SPEC 3): as it says, else a lifetime after its time."""
+        """When a message expires (SPEC 3): its own time, else a lifetime after its `ts`."""
         if self.lifetime is None:
             return -math.inf
         if message.expires is not None:
@@ -427,14 +429,14 @@ class Oracle:
     def active(self):
         return [arrival for arrival in self.history if arrival.expires > self.now]
 
-    def standing(self, registration):
-        """What a subscription has now: its results, or the active messages that it matches."""
+    def current(self, registration):
+        """The current results of a subscription, or the active messages that it matches."""
         if isinstance(registration.subscription, (model.TopK, model.Nearest)):
             return self.answer(registration)
         return {a.number: d for a in self.active() if (d := self.match(registration, a))}
 
     def in_window(self):
-        """The messages that count now (SPEC 5); all of them if there is no window."""
+        """The messages in the window (SPEC 5); all if there is no window."""
         if isinstance(self.window, model.CountWindow):
             return self.history[-self.window.size :]
         if isinstance(self.window, model.TimeWindow):
@@ -460,7 +462,7 @@ class Oracle:
         return None
 
     def answer(self, registration):
-        """The result that a subscription has now: arrival number -> delivery, best first (SPEC 5 and 6)."""
+        """The current results of a subscription: arrival number -> delivery, best first (SPEC 5 and 6)."""
         s = registration.subscription
         ranked = []
         if isinstance(s, (model.TopK, model.Nearest)):
@@ -492,18 +494,18 @@ class Oracle:
 
 
 class FencedOracle(Oracle):
-    """What moves deliver behind a fence: each pair of a subscription and a message, told or not, at each position."""
+    """The deliveries of moves with a fence: each pair of a subscription and a message is notified or not."""
 
     def __init__(self, space, statistics=None, window=None, lifetime=None, fence=None):
         super().__init__(space, statistics, window, lifetime)
         self.fence = fence
-        self.told = {}  # (registration, arrival) -> the delivery, of those the subscriber believes to match
+        self.notified = {}  # (registration, arrival) -> the delivery, of notified messages
         self.since = {}  # (registration, arrival) -> when it began to match
 
     def subscribe(self, subscription, *, answer=False):
         found = super().subscribe(subscription, answer=answer)
         registration = self.registrations[subscription.id]
-        self.told |= {(registration.number, n): d for n, d in self.standing(registration).items()}
+        self.notified |= {(registration.number, n): d for n, d in self.current(registration).items()}
         return found
 
     def publish_batch(self, messages):
@@ -512,14 +514,16 @@ class FencedOracle(Oracle):
         for registration in self.registrations.values():
             for arrival in self.history[first:]:
                 if delivery := self.match(registration, arrival):
-                    self.told[registration.number, arrival.number] = delivery
+                    self.notified[registration.number, arrival.number] = delivery
         return found
 
     def move_many(self, rows):
-        """Position by position; `rows` are (id, place, ts, accuracy)."""
+        """Position by position, as one net difference; `rows` are (id, place, ts, accuracy)."""
         limit = math.inf if self.fence.accuracy is None else self.fence.accuracy
         rows = [row for row in rows if row[3] is None or row[3] <= limit]
-        results = self.kept_results()
+        if not self.fence.dwell and not self.fence.hysteresis:
+            return super().move_many([row[:3] for row in rows])
+        results = self.all_results()
         for _, _, ts, _ in rows:
             self.see(ts)
         found = []
@@ -531,7 +535,7 @@ class FencedOracle(Oracle):
             if there.kind not in ("topk", "nearest"):
                 changes = self.fenced(registration, now)
                 found += [(number, registration.number, delivery) for number, delivery in changes]
-        return in_order(found + changes_of_results(results, self.kept_results()))
+        return in_order(net(found) + changes_of_results(results, self.all_results()))
 
     def fenced(self, registration, now):
         changes = []
@@ -540,15 +544,15 @@ class FencedOracle(Oracle):
             delivery = self.match(registration, arrival)
             if delivery:
                 self.since.setdefault(key, now)
-                if key in self.told:
-                    self.told[key] = delivery
+                if key in self.notified:
+                    self.notified[key] = delivery
                 elif now - self.since[key] >= microseconds(self.fence.dwell):
-                    self.told[key] = delivery
+                    self.notified[key] = delivery
                     changes.append((arrival.number, delivery))
             else:
                 self.since.pop(key, None)
-                if key in self.told and not self.is_close(registration, arrival):
-                    changes.append((arrival.number, left(self.told.pop(key))))
+                if key in self.notified and not self.is_close(registration, arrival):
+                    changes.append((arrival.number, left(self.notified.pop(key))))
         return changes
 
     def is_close(self, registration, arrival):
@@ -563,6 +567,15 @@ class FencedOracle(Oracle):
         if isinstance(s.within, model.Circle):
             return distance(self.space, (s.within.x, s.within.y), point) - s.within.radius <= slack
         return distance(self.space, nearest_of_box(self.space, s.within, point), point) <= slack
+
+
+def net(changes):
+    """What remains of (arrival, registration, delivery), in order of time, when a + and a - of the same pair cancel."""
+    last = {}
+    for number, registration, delivery in changes:
+        if last.pop((number, registration), None) is None:
+            last[number, registration] = delivery
+    return [(*key, delivery) for key, delivery in last.items()]
 
 
 def nearest_of_box(space, box, point):
@@ -607,12 +620,12 @@ def moved(space, s, place):
 
 
 def changes_of_results(before, after):
-    """What entered and what left the results of subscriptions, by registration number before and after."""
+    """The changes of results, given by registration number before and after."""
     return [change for number in before for change in differences(number, before[number], after[number])]
 
 
 def differences(number, before, after):
-    """What entered and what left, as (arrival, registration, delivery)."""
+    """The entered and left messages, as (arrival, registration, delivery)."""
     changes = {n: d for n, d in after.items() if n not in before}
     changes |= {n: left(d) for n, d in before.items() if n not in after}
     return [(arrival, number, delivery) for arrival, delivery in changes.items()]
@@ -624,7 +637,7 @@ def in_order(changes):
 
 
 def left(delivery):
-    """The same delivery, taken back, with the rank it had."""
+    """The removal of a delivery, with the rank it had."""
     return delivery._replace(change=-1)
 
 
@@ -670,9 +683,9 @@ def prefix_plus(weights: Mapping, delta, tau):
     start, found = len(prefix(weights, delta, tau)), []
     while start < len(tokens):
         k = len(found) + 1
-        kept = [j for j in range(start, len(tokens)) if utb_plus(heaviest_first, k, j) >= threshold]
-        found.append([tokens[j] for j in kept])
-        start += len(kept)
+        level = [j for j in range(start, len(tokens)) if utb_plus(heaviest_first, k, j) >= threshold]
+        found.append([tokens[j] for j in level])
+        start += len(level)
     return found
 
 

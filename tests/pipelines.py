@@ -14,7 +14,7 @@ import nearcast as nc
 from nearcast.partition.registry import PARTITIONERS
 from table_rows import subscriptions_to_table
 
-# What a partitioner does is tested without Spark, so a few will do there; `make soak` takes all, and more seeds.
+# Partitioners are tested without Spark, so a few are enough here; `make soak` takes all, and more seeds.
 IS_SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 ON_SPARK = tuple(PARTITIONERS) if IS_SOAK else ("hash", "location", "prefix", "dkm")
 WORDS = [f"w{i}" for i in range(12)]
@@ -41,7 +41,7 @@ def subscription(draw, number, kinds=("boolean", "boolean", "similar", "topk", "
 
 
 class Move(NamedTuple):
-    """Where a subscriber is, or says that it is."""
+    """A position of a subscription, true or wrong."""
 
     id: str
     place: Any
@@ -50,7 +50,7 @@ class Move(NamedTuple):
 
 
 def move(draw, n_subscriptions, now):
-    """A position; some are of nobody, or of somebody who cannot be there."""
+    """A position; some have unknown ids or invalid places."""
     place = draw.randint(0, 10) / 10, draw.randint(0, 11) / 10
     if draw.random() < 0.2:
         place = nc.Circle(*place, draw.choice([0.1, 0.5]))
@@ -96,7 +96,7 @@ class Scenario:
                 if draw.random() < 0.4:
                     changes.append(f"s{draw.randrange(n_subscriptions + 5)}")
                 else:
-                    # Some are new, some take the place of another.
+                    # Some are new, some replace another.
                     number = n_subscriptions if draw.random() < 0.6 else draw.randrange(n_subscriptions)
                     n_subscriptions = max(n_subscriptions, number + 1)
                     changes.append(subscription(draw, number, kinds))
@@ -119,7 +119,7 @@ class Scenario:
             self._write()
 
     def sample(self):
-        """Messages like those to come, as a table."""
+        """Messages like those of the stream, as a table."""
         return message_table([message for _, messages in self.batches[:2] for message in messages])
 
     def vocabulary(self):
@@ -137,10 +137,10 @@ class Scenario:
                 os.utime(file, (1_000_000 + number, 1_000_000 + number))
 
     def as_taken(self, state):
-        """The same scenario, divided into batches as a pipeline took it.
+        """The same scenario, divided into the batches of a pipeline.
 
-        A failure between two of Spark's own files makes it put the files of two batches into one, and a message may
-        then come with other changes; but all come once, and in order.
+        After a failure between two of its own files Spark may put the files of two batches into one, so that a message
+        is in a batch with other changes; but all are processed once, in order.
         """
         lines = map(json.loads, (state / "metrics.jsonl").read_text().splitlines())
         counts = {line["batch"]: (line["changes"], line["messages"]) for line in lines if line["batch"] >= 0}
@@ -164,7 +164,7 @@ class Scenario:
         return by_batch, sorted(broker.ids())
 
     def broker(self):
-        """An embedded broker that has seen nothing yet."""
+        """A new embedded broker."""
         settings = {"window": self.window, "lifetime": self.lifetime, "fence": self.fence}
         broker = nc.Broker(space=SPACE, vocabulary=self.vocabulary(), **settings)
         if self.clock == "watermark":
@@ -176,9 +176,9 @@ class Scenario:
         return 35.0 * number
 
     def moment(self, number):
-        """The time to which the clock advances before the changes of a batch are made.
+        """The time to which the clock advances before the changes of a batch are applied.
 
-        Positions count that turn out to be bad, but not those that the fence ignores.
+        Rejected positions count too, but not those that the fence ignores.
         """
         changes, messages = self.batches[number]
         limit = (self.fence and self.fence.accuracy) or math.inf
@@ -191,14 +191,22 @@ class Scenario:
         return max(moments, default=-1e9) - self.delay
 
     def changed(self, broker, changes, moment):
-        """Advance the clock, make the changes of a batch, one after the other, and return what is delivered.
+        """Apply the changes of a batch and return the deliveries.
 
-        The positions of a subscriber wait until it is registered again or removed, or until the end of the batch, and
-        are then given to the broker at once.
+        The clock advances together with the positions of all subscriptions that were registered before. Then come the
+        other changes, one after the other; the later positions of a subscription are pending until it is registered
+        again or removed, or until the end of the batch, and are then passed to the broker at once.
         """
-        found = list(map(tuple, broker.advance(moment)))
-        waiting: dict[str, list[Move]] = {}
+        registered: set[str] = set()
+        early, others = [], []
         for change in changes:
+            if not isinstance(change, Move):
+                registered.add(change if isinstance(change, str) else change.id)
+            is_early = isinstance(change, Move) and change.id not in registered
+            (early if is_early else others).append(change)
+        found = self.moved(broker, early, moment) if early else list(map(tuple, broker.advance(moment)))
+        waiting: dict[str, list[Move]] = {}
+        for change in others:
             if isinstance(change, Move):
                 waiting.setdefault(change.id, []).append(change)
                 continue
@@ -214,14 +222,14 @@ class Scenario:
             found += self.moved(broker, moves)
         return found
 
-    def moved(self, broker, moves):
-        """Move one subscriber through some positions."""
+    def moved(self, broker, moves, moment=None):
+        """Move subscribers through some positions."""
         if not moves:
             return []
-        told, bad = broker.move(change_table(moves).drop_columns("op"), on_error="skip")
+        deliveries_of_moves, bad = broker.move(change_table(moves).drop_columns("op"), ts=moment, on_error="skip")
         self.n_rejected += bad.num_rows
-        self.n_moved += told.num_rows
-        return rows(told)
+        self.n_moved += deliveries_of_moves.num_rows
+        return rows(deliveries_of_moves)
 
 
 def message_table(messages):
@@ -258,13 +266,13 @@ def rows(table):
 
 
 def answers(brokers):
-    """The subscriptions of brokers, with the results of those that keep some."""
-    keeping = {
+    """The subscriptions of brokers, with the results of those that have some."""
+    with_results = {
         key: list(map(tuple, broker.results(key)))
         for broker in brokers
         for key in broker.ids("topk") + broker.ids("nearest")
     }
-    return {key: None for broker in brokers for key in broker.ids()} | keeping
+    return {key: None for broker in brokers for key in broker.ids()} | with_results
 
 
 def assert_ended_like(state, scenario):
@@ -280,7 +288,7 @@ def assert_ended_like(state, scenario):
 
 
 def delivered(state):
-    """What lies in the deliveries of a state folder, by batch, sorted."""
+    """The deliveries in a state folder, by batch, sorted."""
     by_batch = {}
     for folder in (state / "deliveries").iterdir():
         found = []
@@ -315,12 +323,12 @@ def started(spark, scenario, state, **options):
 
 
 def stateless(scenario):
-    """The first subscriptions that keep no results, of a scenario without a window."""
+    """The first subscriptions without results, of a scenario without a window."""
     return [subscription for subscription in scenario.first if subscription.kind != "nearest"]
 
 
 def stateless_answers(scenario):
-    """All messages of a scenario, and what a broker delivers to those who keep no results, in order."""
+    """All messages of a scenario, and the deliveries of a broker to subscriptions without results, in order."""
     messages = [message for _, batch in scenario.batches for message in batch]
     broker = nc.Broker(space=SPACE, vocabulary=scenario.vocabulary())
     broker.subscribe(stateless(scenario))
@@ -328,7 +336,7 @@ def stateless_answers(scenario):
 
 
 def stateless_plan(spark, scenario, folder):
-    """The same subscriptions divided by location."""
+    """A plan of the same subscriptions by location."""
     from nearcast.spark import plan
 
     return plan(
@@ -341,7 +349,7 @@ def stateless_plan(spark, scenario, folder):
     )
 
 
-# What a pipeline file says of the stream of a Scenario, beside its sources and sinks.
+# The settings of a pipeline file for the stream of a Scenario, without sources and sinks.
 SETTINGS = """
 [space]
 kind = "planar"

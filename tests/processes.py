@@ -1,4 +1,4 @@
-"""A pipeline in a process of its own, over the files of a scenario; it can be killed for real."""
+"""A pipeline in a separate process, over the files of a scenario, that can be killed."""
 
 import os
 import subprocess
@@ -20,35 +20,35 @@ started(session(master, settings=settings), scenario, folder / "state").awaitTer
 
 
 def start(folder, seed, master="local[2,4]", settings="{}", **environment):
-    """Start the pipeline over the scenario of a seed that lies in a folder, with 10 batches of 20 messages."""
+    """Start the pipeline over the scenario of a seed in a folder, with 10 batches of 20 messages."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)} | environment
     command = [sys.executable, "-c", SCRIPT, str(folder), str(seed), master, settings]
-    with open(folder / "told.txt", "a") as told:
-        return subprocess.Popen(command, env=environment, start_new_session=True, stderr=told)
+    with open(folder / "errors.txt", "a") as errors:
+        return subprocess.Popen(command, env=environment, start_new_session=True, stderr=errors)
 
 
 def finish(folder, process):
-    """Wait until a pipeline has ended, well."""
-    assert process.wait(timeout=400) == 0, (folder / "told.txt").read_text()[-3000:]
+    """Wait until a pipeline has ended without an error."""
+    assert process.wait(timeout=400) == 0, (folder / "errors.txt").read_text()[-3000:]
 
 
 def n_batches_done(folder):
-    """How many batches the metrics of a pipeline speak of."""
+    """The number of batches in the metrics of a pipeline."""
     metrics = folder / "state" / "metrics.jsonl"
     return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
 
 def wait_for(folder, process, n_batches):
-    """Wait until so many batches are done; whether the process is still there."""
+    """Wait until a number of batches are done; whether the process is still running."""
     deadline = time.monotonic() + 300
     while process.poll() is None and n_batches_done(folder) < n_batches:
-        assert time.monotonic() < deadline, (folder / "told.txt").read_text()[-3000:]
+        assert time.monotonic() < deadline, (folder / "errors.txt").read_text()[-3000:]
         time.sleep(0.02)
     return process.poll() is None
 
 
 def found_processes(words, sessions):
-    """The processes of some sessions whose command line holds some words, the oldest first."""
+    """The processes of some sessions whose command line contains some words, the oldest first."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

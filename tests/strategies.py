@@ -154,7 +154,7 @@ texts = st.builds(
 keyword_lists = st.lists(common | st.sampled_from(KEYWORDS), max_size=5).map(tuple)
 texts_or_keywords = st.one_of(texts, keyword_lists)
 searchable = texts_or_keywords.filter(oracle.tokens_of)  # at least one word is left to search for
-samples = st.lists(texts_or_keywords, max_size=8)  # what a vocabulary is fitted to
+samples = st.lists(texts_or_keywords, max_size=8)  # the texts that a vocabulary is fitted to
 
 
 def _combined(parts):

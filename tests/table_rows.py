@@ -1,4 +1,4 @@
-"""Subscriptions written to Arrow tables, and deliveries read from them: what the engine itself has no use for."""
+"""Subscriptions written to Arrow tables, and deliveries read from them: conversions that only tests need."""
 
 import dataclasses
 

@@ -28,6 +28,8 @@ RecordArray: TypeAlias = NDArray[np.void]
 # Any: the dtype is known at run time only, as that of ids: int64, or objects that are strings.
 AnyArray: TypeAlias = NDArray[Any]
 IdArray: TypeAlias = AnyArray
+# A number in a kernel: items of arrays are NumPy scalars.
+IntLike: TypeAlias = int | np.integer[Any]
 
 # Sort keys are packed into numbers that are not below zero.
 MAX_BITS = 63
@@ -101,6 +103,16 @@ class GrowableColumns(Generic[Columns]):
             if values.size:
                 array.extend(values)
         self.columns = type(columns)._make([array.values for array in self._arrays])
+
+
+@kernel
+def with_capacity(buffer: NDArray[Scalar], n_used: int, n_more: int) -> NDArray[Scalar]:
+    """Return a buffer with capacity for `n_more` items behind those in use: the same one, or a larger copy."""
+    if n_used + n_more <= buffer.size:
+        return buffer
+    larger = np.empty(2 * (n_used + n_more), buffer.dtype)
+    larger[:n_used] = buffer[:n_used]
+    return larger
 
 
 def stacked(parts: Sequence[Columns]) -> Columns:

@@ -1,4 +1,4 @@
-"""The one way in which Nearcast compiles a kernel, and two instructions of the processor that Numba has no name for."""
+"""The one way in which Nearcast compiles a kernel, and two processor instructions that Numba does not expose."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined]
         """Return the number of the lowest bit that is set in a word of 64 bits that has one."""
         return (int(word) & -int(word)).bit_length() - 1
 
-    class Held:
-        """Holds a value."""
+    class Handle:
+        """Refers to a value."""
 
         def __init__(self, value: Any):
             self.value = value
@@ -95,7 +95,7 @@ else:
             number = ir.IntType(32)
             kinds = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
             function = cgutils.get_or_insert_function(builder.module, kinds, "llvm.prefetch.p0i8")
-            # For reading, to be kept in every cache, as data.
+            # A read, with high temporal locality, of data.
             builder.call(function, [address, number(0), number(3), number(1)])
             return context.get_dummy_value()
 
@@ -111,16 +111,16 @@ else:
         return types.int64(types.uint64), generated
 
     @structref.register
-    class HeldType(types.StructRef):
-        """What Numba calls the type of a Held."""
+    class HandleType(types.StructRef):
+        """What Numba calls the type of a Handle."""
 
-    class Held(structref.StructRefProxy):  # type: ignore[no-redef]
-        """Holds a value where kernels find it: a call with ten arrays spends more than a microsecond on taking them."""
+    class Handle(structref.StructRefProxy):  # type: ignore[no-redef]
+        """Refers to a value that kernels read; unboxing ten arrays in each call would take more than a microsecond."""
 
-    structref.define_proxy(Held, HeldType, ["value"])
+    structref.define_proxy(Handle, HandleType, ["value"])
 
 
 @kernel
-def hold(value: Any) -> Any:
-    """Return a Held with a named tuple of arrays, for a kernel that is called often and does little each time."""
-    return Held(value)
+def handle_of(value: Any) -> Any:
+    """Return a Handle of a named tuple of arrays, for a kernel that is called often and does little each time."""
+    return Handle(value)

@@ -451,7 +451,7 @@ class Similar:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Keep the `k` best messages of the broker's window that share a word with `text`.
+    """Maintain the `k` best messages of the broker's window that share a word with `text`.
 
     The score is `spatial_weight` times the similarity of the places plus `1 - spatial_weight` times the cosine of
     the words.
@@ -478,7 +478,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """Keep the `k` nearest messages that share a word with `text`, from registration on."""
+    """Maintain the `k` nearest messages that share a word with `text`, from registration on."""
 
     kind: ClassVar[Kind] = "nearest"
     id: Id

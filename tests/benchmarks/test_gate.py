@@ -8,7 +8,7 @@ BASELINE = {"boolean: matches a message": 2.5, "boolean: postings read a message
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({}, []),
         ({"boolean: postings read a message": 105.0}, []),
@@ -22,11 +22,11 @@ BASELINE = {"boolean: matches a message": 2.5, "boolean: postings read a message
         ({"topk: bytes": 1.0}, ["topk: bytes: 0 before, 1 now (none before)"]),
     ],
 )
-def test_only_what_is_worse_is_told(changed, told):
-    assert gate.differences(BASELINE, BASELINE | changed) == told
+def test_only_what_is_worse_is_reported(changed, expected):
+    assert gate.differences(BASELINE, BASELINE | changed) == expected
 
 
-def test_a_count_that_is_gone_is_told():
+def test_a_count_that_is_gone_is_reported():
     left = {"boolean: matches a message": 2.5, "topk: bytes": 0.0}
     assert gate.differences(BASELINE, left) == ["boolean: postings read a message: 100 before, not counted now"]
 

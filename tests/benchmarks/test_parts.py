@@ -1,4 +1,4 @@
-"""Every program of the benchmarks is a part with a name and a question; a wrong name says which are right."""
+"""Every benchmark program is a part with a name and a question; an unknown name is an error that lists similar ones."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Every peer of the benchmarks gives the answers of plain loops, on input with borders and repeated words; one that
-cannot run here is skipped.
+"""Every peer of the benchmarks gives the answers of plain loops, on input with borders and repeated words; missing
+peers are skipped.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from peers.protocol import BOX, Answer, UnavailableError
 from peers.worker import Worker
 
 WORDS = ["tea", "café", "ramen", "o'neil", "bar", "42"]
-# Eighths are borders of cells, and half of all boxes end on one; few places, so that messages lie on borders.
+# Eighths are borders of cells, and half of all boxes end on one; few places, so that many messages are on borders.
 PLACES = np.arange(9) / 8
 
 
@@ -52,7 +52,7 @@ def expected_pairs(subscriptions, messages):
     ]
 
 
-# The others start a server or a Java, or fetch what they need.
+# The others start a server or a Java, or download packages.
 QUICK = ("nearcast", "nearcast-single", "duckdb", "sedonadb")
 SLOW = [pytest.param(name, marks=pytest.mark.peers) for name in PEERS if name not in QUICK]
 
@@ -94,18 +94,18 @@ def test_the_rarest_keyword():
 
 
 @pytest.mark.parametrize(
-    ("messages", "subscriptions", "told"),
+    ("messages", "subscriptions", "error"),
     [
         ([1], [7], "1 are lost and 0 are wrong"),
         ([1, 1, 2], [7, 8, 9], "0 are lost and 1 are wrong"),
         ([1] * 3, [7, 8, 8], "1 are repeated"),
     ],
 )
-def test_answers_that_differ_are_told(messages, subscriptions, told):
+def test_answers_that_differ_are_reported(messages, subscriptions, error):
     ours = Answer(np.array([1, 1, 3]), np.array([7, 8, 7]), 0.1)
     asked = pa.table({"id": [1, 2]})
     check_same(ours, Answer(np.array([1, 1]), np.array([8, 7]), 0.1), asked, "the same")
-    with pytest.raises(RuntimeError, match=told):
+    with pytest.raises(RuntimeError, match=error):
         check_same(ours, Answer(np.array(messages), np.array(subscriptions), 0.1), asked, "a peer")
 
 

@@ -1,4 +1,4 @@
-"""The page of a report tells what was measured, what was skipped and why, whatever part of it is there."""
+"""The page of a report shows what was measured, what was skipped and why, for any subset of the parts."""
 
 import itertools
 import json
@@ -145,12 +145,12 @@ def test_sweeps_and_what_was_left_out_of_them(tmp_path, monkeypatch):
     rows = sweeping.rows_of(sweep, [sides])
     measured = [("nearcast", 400, False), ("ril", 400, False), ("nearcast", 800, False), ("ril", 800, True)]
     assert [(row["index"], row["x"], "left_out" in row) for row in rows] == measured
-    told = {key: value for key, value in sweep._asdict().items() if key != "figures"}
-    content = {**told, "workloads": {"zipf": workload.title}, "rounds": 1, "messages": 20, "rows": rows}
+    written = {key: value for key, value in sweep._asdict().items() if key != "figures"}
+    content = {**written, "workloads": {"zipf": workload.title}, "rounds": 1, "messages": 20, "rows": rows}
     (tmp_path / "boolean").mkdir()
     write_json(tmp_path / "boolean" / "subscriptions.json", PROVENANCE | content)
     sweeping.print_tables(content)
-    # A page without sweeps of its own shows those beside it.
+    # A page without its own sweeps shows those beside it.
     (tmp_path / "full").mkdir()
     for folder in (tmp_path, tmp_path / "full"):
         page = write_page(folder, tmp_path / "page").read_text()
@@ -188,7 +188,7 @@ def test_every_part_of_a_report_has_a_script_and_a_place():
     assert set(bench.FOLDERS) <= set(bench.FULL)
     # What is drawn there is also on the page.
     assert set(bench.FOLDERS.values()) == {*SWEEPS, "partition"}
-    # No two parts draw the same picture of a folder, and none overwrites the file of another.
+    # No two parts draw the same picture of a folder, or write the same file.
     drawn = [(bench.FOLDERS[name], sweep) for name in bench.FOLDERS for sweep in sweeps_of_a_part(bench.FULL[name])]
     assert len(drawn) == len(set(drawn))
 
@@ -198,7 +198,7 @@ def test_an_interrupted_run_ends_what_it_has_started(tmp_path, number):
     (tmp_path / "slow.py").write_text(SLOW)
     code = (
         "import pathlib, bench; bench.CASES = pathlib.Path('.'); bench.QUICK = {'gate': 'slow.py'}; "
-        "bench.hear_signals(); bench.main()"
+        "bench.handle_signals(); bench.main()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, "--out", "report"],
@@ -238,26 +238,26 @@ def test_a_sweep_keeps_workloads_that_were_measured_before_in_the_same_way(tmp_p
             PROVENANCE | setting | changed | {"commit": commit, "workloads": dict.fromkeys(workloads, ""), "rows": rows}
         )
 
-    def kept(result):
+    def retained(result):
         content = sweeping.with_earlier(result, path)
         path.write_text(json.dumps(content))
         return {row["workload"]: row["us"] for row in content["rows"]}
 
-    assert kept(measured("a", "zipf", "poi")) == {"zipf": "a", "poi": "a"}
-    assert kept(measured("b", "poi")) == {"zipf": "a", "poi": "b"}
-    assert kept(measured("c", "tweets")) == {"zipf": "a", "poi": "b", "tweets": "c"}
-    told = json.loads(path.read_text())
-    assert {name: part["commit"] for name, part in told["earlier"].items()} == {"zipf": "a", "poi": "b"}
-    assert list(told["workloads"]) == ["zipf", "poi", "tweets"]
-    assert kept(measured("d", "zipf", messages=30)) == {"zipf": "d"}
+    assert retained(measured("a", "zipf", "poi")) == {"zipf": "a", "poi": "a"}
+    assert retained(measured("b", "poi")) == {"zipf": "a", "poi": "b"}
+    assert retained(measured("c", "tweets")) == {"zipf": "a", "poi": "b", "tweets": "c"}
+    written = json.loads(path.read_text())
+    assert {name: part["commit"] for name, part in written["earlier"].items()} == {"zipf": "a", "poi": "b"}
+    assert list(written["workloads"]) == ["zipf", "poi", "tweets"]
+    assert retained(measured("d", "zipf", messages=30)) == {"zipf": "d"}
 
 
 def test_results_of_other_workloads_stay_if_the_same_machine_measured_them(tmp_path, monkeypatch):
     path = tmp_path / "peers.json"
 
     def measured(commit, machine="a", **results):
-        told = PROVENANCE | {"commit": commit, "machine": machine}
-        monkeypatch.setattr("harness.provenance.provenance", lambda _: told)
+        written = PROVENANCE | {"commit": commit, "machine": machine}
+        monkeypatch.setattr("harness.provenance.provenance", lambda _: written)
         write_results(path, None, [{"workload": name, "figure": value} for name, value in results.items()])
         return [(r["workload"], r["figure"], r["commit"]) for r in json.loads(path.read_text())["results"]]
 

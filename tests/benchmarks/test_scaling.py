@@ -1,4 +1,4 @@
-"""The model of scaling finds the costs of made-up shards again, and its products are right."""
+"""The model of scaling recovers the costs of synthetic shards, and its products are right."""
 
 import pytest
 
@@ -37,23 +37,23 @@ def test_costs_and_measured_points_are_found_again():
 
 def test_what_many_subscriptions_need():
     result = made_up(fixed=1e-6, per_subscription=3e-12)
-    told = scaling.need(result, scaling.fitted_costs(result), 1_000_000_000, "location", 120.0)
-    assert (told.memory, told.machines, told.shards) == (120e9, 3, 48)
+    needs = scaling.need(result, scaling.fitted_costs(result), 1_000_000_000, "location", 120.0)
+    assert (needs.memory, needs.machines, needs.shards) == (120e9, 3, 48)
     # Shipping doubled from 4 to 8 shards, so it is 6 times as much with 6 times the shards.
     work = 1e-6 * 18 + 1.25 * 3e-12 * 1e9
-    assert told.per_second == pytest.approx(48 / work)
-    assert told.results == 50_000
-    assert told.network_in == pytest.approx(told.per_second * 18 * 100)
-    assert told.network_out == pytest.approx(told.per_second * 50_000 * 33)
-    assert told.per_second_by_network == pytest.approx(3 * 1.25e9 / (50_000 * 33))
+    assert needs.per_second == pytest.approx(48 / work)
+    assert needs.results == 50_000
+    assert needs.network_in == pytest.approx(needs.per_second * 18 * 100)
+    assert needs.network_out == pytest.approx(needs.per_second * 50_000 * 33)
+    assert needs.per_second_by_network == pytest.approx(3 * 1.25e9 / (50_000 * 33))
 
 
 def test_imbalance_grows_as_between_the_two_largest_plans():
     result = made_up(fixed=0.0, per_subscription=3e-12)
     *others, last = result["rows"]
     result["rows"] = [last | {"hits_busiest_over_mean": 2.5}, *others]
-    told = scaling.need(result, scaling.fitted_costs(result), 1_000_000_000, "location", 120.0)
-    assert told.per_second == pytest.approx(48 / (15 * 3e-12 * 1e9))
+    needs = scaling.need(result, scaling.fitted_costs(result), 1_000_000_000, "location", 120.0)
+    assert needs.per_second == pytest.approx(48 / (15 * 3e-12 * 1e9))
 
 
 def test_one_index_of_other_sizes_is_fitted_and_checked():

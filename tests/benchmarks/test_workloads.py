@@ -1,4 +1,4 @@
-"""Generated subscriptions are what the sweeps say they are, and all sides of a sweep have the same answers."""
+"""Generated subscriptions are as described by the sweeps, and all sides of a sweep have the same answers."""
 
 import random
 
@@ -26,7 +26,7 @@ def test_published_indexes_have_our_answers_to_expressions():
     some = workload.expressions(300, 5)
     columns = Columns(workload).of_subscriptions(some)
     assert columns.kinds.size == len(some.texts) == 300
-    # Some have several clauses, and all are there.
+    # Some have several clauses, and none is missing.
     assert columns.clause_offsets[-1] > 300
     sides = contest.Contest(workload, BOOLEAN_INDEXES, n_messages=200, n_rounds=1, n_warm_up=5)
     figures = sides.matching(some)

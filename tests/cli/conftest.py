@@ -1,4 +1,4 @@
-"""Ways to run the command: in this process, and as users do."""
+"""Run the command: in this process, and as users do."""
 
 import os
 import signal

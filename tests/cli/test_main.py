@@ -53,7 +53,7 @@ def test_a_misspelt_command_is_a_usage_error(process):
 
 
 def test_a_reader_that_has_enough_is_no_failure_to_report(start):
-    # Without Spark, whose workers may still tell of a broken pipe of their own when it ends so suddenly.
+    # Without Spark, whose workers may report their own broken pipes when it ends suddenly.
     running = start("demo", "--engine", "embedded")
     running.stdout.close()
     err = running.stderr.read()

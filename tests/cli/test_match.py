@@ -1,4 +1,4 @@
-"""`nearcast match` gives the oracle's deliveries, whatever the files, and says plainly what it could not use."""
+"""`nearcast match` gives the oracle's deliveries for every file format, and reports what it could not use."""
 
 import json
 import re
@@ -32,11 +32,11 @@ def summary(nearcast, tmp_path):
         result = nearcast("match", *files, "-o", out, "--rejected", rejected, "--json", *options)
         if result.exception and result.exit_code != 1:
             raise result.exception
-        told = json.loads(result.stdout)
-        told["rejected"] = [json.loads(line) for line in rejected.read_text().splitlines()]
-        told["delivered"] = read(out)
-        told["exit_code"] = result.exit_code
-        return told
+        found = json.loads(result.stdout)
+        found["rejected"] = [json.loads(line) for line in rejected.read_text().splitlines()]
+        found["delivered"] = read(out)
+        found["exit_code"] = result.exit_code
+        return found
 
     return run
 
@@ -46,12 +46,12 @@ def summary(nearcast, tmp_path):
 
 @pytest.mark.parametrize("suffix", INPUTS)
 def test_every_input_format_gives_the_oracle_answer(summary, suffix):
-    told = summary(SUBSCRIPTION_ROWS, MESSAGE_ROWS, *BOUNDS, "--window-count", 3, "--batch-size", 2, suffix=suffix)
+    found = summary(SUBSCRIPTION_ROWS, MESSAGE_ROWS, *BOUNDS, "--window-count", 3, "--batch-size", 2, suffix=suffix)
     _, deliveries = expected(window=nc.CountWindow(3), batch_size=2)
-    assert told["delivered"] == deliveries
-    assert told["deliveries"] == len(deliveries)
-    assert told["messages"] == len(MESSAGE_ROWS)
-    assert told["by_kind"] == {"boolean": 4, "similar": 1, "topk": 1, "nearest": 1}
+    assert found["delivered"] == deliveries
+    assert found["deliveries"] == len(deliveries)
+    assert found["messages"] == len(MESSAGE_ROWS)
+    assert found["by_kind"] == {"boolean": 4, "similar": 1, "topk": 1, "nearest": 1}
 
 
 @pytest.mark.parametrize("suffix", OUTPUTS)
@@ -73,8 +73,8 @@ def test_every_output_format_holds_the_same(nearcast, tmp_path, scenario_files, 
     ],
 )
 def test_space_and_window_are_those_asked_for(summary, options, space, window):
-    told = summary(SUBSCRIPTION_ROWS, MESSAGE_ROWS, *options, "--batch-size", 1)
-    assert told["delivered"] == expected(space=space, window=window, batch_size=1)[1]
+    found = summary(SUBSCRIPTION_ROWS, MESSAGE_ROWS, *options, "--batch-size", 1)
+    assert found["delivered"] == expected(space=space, window=window, batch_size=1)[1]
 
 
 def test_results_are_the_final_ones_best_first(nearcast, tmp_path, scenario_files):
@@ -97,15 +97,15 @@ def test_integer_ids_stay_integers(nearcast, tmp_path, suffix):
 
 @pytest.mark.parametrize("value", ["007", "NA", "null", "true", "2017-01-01", "1e5", "1.50", "99999999999999999999"])
 def test_an_id_in_csv_comes_back_as_it_was_written(summary, value):
-    told = summary([COFFEE], [{**GOOD, "id": value}], suffix="csv")
-    assert [delivery.message for delivery in told["delivered"]] == [value]
+    found = summary([COFFEE], [{**GOOD, "id": value}], suffix="csv")
+    assert [delivery.message for delivery in found["delivered"]] == [value]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl", "geojson"])
 @pytest.mark.parametrize("text", ["NA", "null", "nan", "!"])
 def test_a_text_that_looks_like_nothing_is_a_text(summary, suffix, text):
-    told = summary([{**COFFEE, "expression": "NOT coffee"}], [{**GOOD, "text": text}], suffix=suffix)
-    assert [delivery.message for delivery in told["delivered"]] == ["m0"]
+    found = summary([{**COFFEE, "expression": "NOT coffee"}], [{**GOOD, "text": text}], suffix=suffix)
+    assert [delivery.message for delivery in found["delivered"]] == ["m0"]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv.gz", "jsonl", "geojson"])
@@ -134,12 +134,12 @@ def test_words_of_any_script_and_length_match_as_in_the_oracle(summary, suffix):
 
 def test_json_is_one_object_and_all_that_is_printed(process, scenario_files):
     done = process("match", *scenario_files, *BOUNDS, "--window-count", 3, "--json")
-    told = json.loads(done.stdout)
+    found = json.loads(done.stdout)
     assert done.returncode == 0
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
-    assert told["deliveries"] == len(expected(window=nc.CountWindow(3))[1])
-    assert told["out"] == "deliveries.parquet"
+    assert found["deliveries"] == len(expected(window=nc.CountWindow(3))[1])
+    assert found["out"] == "deliveries.parquet"
 
 
 def test_the_summary_is_on_stdout_and_rejected_rows_on_stderr(process, scenario_files, tmp_path):
@@ -178,36 +178,36 @@ def test_only_the_first_rejected_rows_are_shown(nearcast, tmp_path, scenario_fil
 )
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl", "geojson"])
 def test_a_bad_row_is_reported_and_the_others_proceed(summary, suffix, change, reason):
-    told = summary([COFFEE], [GOOD, {**GOOD, "id": "bad", **change}, {**GOOD, "id": "m2"}], suffix=suffix)
-    assert [(row["file"], row["row"]) for row in told["rejected"]] == [("messages", 1)]
-    assert reason in told["rejected"][0]["reason"]
-    assert told["rejected_messages"] == 1
-    assert [delivery.message for delivery in told["delivered"]] == ["m0", "m2"]
+    found = summary([COFFEE], [GOOD, {**GOOD, "id": "bad", **change}, {**GOOD, "id": "m2"}], suffix=suffix)
+    assert [(row["file"], row["row"]) for row in found["rejected"]] == [("messages", 1)]
+    assert reason in found["rejected"][0]["reason"]
+    assert found["rejected_messages"] == 1
+    assert [delivery.message for delivery in found["delivered"]] == ["m0", "m2"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_a_coordinate_must_be_finite(summary, suffix, value):
-    told = summary([COFFEE], [{**GOOD, "x": value}, {**GOOD, "id": "m1"}], suffix=suffix)
-    assert [row["reason"] for row in told["rejected"]] == [f"x is {value}; it must be a finite number"]
-    assert [delivery.message for delivery in told["delivered"]] == ["m1"]
+    found = summary([COFFEE], [{**GOOD, "x": value}, {**GOOD, "id": "m1"}], suffix=suffix)
+    assert [row["reason"] for row in found["rejected"]] == [f"x is {value}; it must be a finite number"]
+    assert [delivery.message for delivery in found["delivered"]] == ["m1"]
 
 
 def test_one_number_that_is_none_does_not_stop_a_csv_file(summary):
-    told = summary([COFFEE], [GOOD, {**GOOD, "id": "m1", "x": "east"}, {**GOOD, "id": "m2"}], suffix="csv")
-    assert [(row["row"], row["id"]) for row in told["rejected"]] == [(1, "m1")]
-    assert [delivery.message for delivery in told["delivered"]] == ["m0", "m2"]
+    found = summary([COFFEE], [GOOD, {**GOOD, "id": "m1", "x": "east"}, {**GOOD, "id": "m2"}], suffix="csv")
+    assert [(row["row"], row["id"]) for row in found["rejected"]] == [(1, "m1")]
+    assert [delivery.message for delivery in found["delivered"]] == ["m0", "m2"]
 
 
 def test_a_point_outside_the_plane_is_rejected(summary):
-    told = summary([COFFEE], [GOOD, {**GOOD, "id": "m1", "x": 3}], "--planar", 0, 0, 2, 2)
-    assert [(row["id"], row["reason"].split(";")[0]) for row in told["rejected"]] == [("m1", "x is 3.0")]
+    found = summary([COFFEE], [GOOD, {**GOOD, "id": "m1", "x": 3}], "--planar", 0, 0, 2, 2)
+    assert [(row["id"], row["reason"].split(";")[0]) for row in found["rejected"]] == [("m1", "x is 3.0")]
 
 
 def test_rejected_rows_are_listed_in_the_order_of_the_file(summary):
     messages = [{**GOOD, "y": 91}, {**GOOD, "x": "east"}, {**GOOD, "text": None}, {**GOOD, "ts": "soon"}, GOOD]
-    told = summary([COFFEE, {**COFFEE, "id": "s2", "expression": "("}], messages)
-    rows = [(row["file"], row["row"]) for row in told["rejected"]]
+    found = summary([COFFEE, {**COFFEE, "id": "s2", "expression": "("}], messages)
+    rows = [(row["file"], row["row"]) for row in found["rejected"]]
     assert rows == [("subscriptions", 1), *(("messages", i) for i in range(4))]
 
 
@@ -218,9 +218,11 @@ def test_text_and_keywords_exclude_each_other(summary, suffix):
         {**GOOD, "id": "text", "keywords": None},
         {**GOOD, "id": "words", "keywords": ["Coffee"], "text": None},
     ]
-    told = summary([COFFEE], messages, suffix=suffix)
-    assert [row["reason"] for row in told["rejected"]] == ["text and keywords are both given; one of them must be null"]
-    assert [delivery.message for delivery in told["delivered"]] == ["text", "words"]
+    found = summary([COFFEE], messages, suffix=suffix)
+    assert [row["reason"] for row in found["rejected"]] == [
+        "text and keywords are both given; one of them must be null"
+    ]
+    assert [delivery.message for delivery in found["delivered"]] == ["text", "words"]
 
 
 @pytest.mark.parametrize(
@@ -237,11 +239,11 @@ def test_text_and_keywords_exclude_each_other(summary, suffix):
     ],
 )
 def test_a_bad_subscription_is_reported_and_the_others_serve(summary, change, reason):
-    told = summary([COFFEE, {**COFFEE, "id": "bad", **change}], [GOOD])
-    assert [(row["file"], row["row"], row["id"]) for row in told["rejected"]] == [("subscriptions", 1, "bad")]
-    assert reason in told["rejected"][0]["reason"]
-    assert told["subscriptions"] == 1
-    assert [delivery.subscription for delivery in told["delivered"]] == ["s1"]
+    found = summary([COFFEE, {**COFFEE, "id": "bad", **change}], [GOOD])
+    assert [(row["file"], row["row"], row["id"]) for row in found["rejected"]] == [("subscriptions", 1, "bad")]
+    assert reason in found["rejected"][0]["reason"]
+    assert found["subscriptions"] == 1
+    assert [delivery.subscription for delivery in found["delivered"]] == ["s1"]
 
 
 @pytest.mark.parametrize("bad", ["subscriptions", "messages"])
@@ -268,10 +270,10 @@ def test_a_csv_file_may_be_only_its_header(summary, tmp_path, end):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "ndjson", "geojson"])
 def test_a_file_without_rows_is_no_error(summary, tmp_path, suffix):
-    told = summary([COFFEE], write(tmp_path / f"empty.{suffix}", []))
-    assert (told["messages"], told["delivered"], told["rejected"]) == (0, [], [])
-    told = summary(write(tmp_path / f"none.{suffix}", []), [GOOD])
-    assert (told["subscriptions"], told["messages"], told["delivered"]) == (0, 1, [])
+    found = summary([COFFEE], write(tmp_path / f"empty.{suffix}", []))
+    assert (found["messages"], found["delivered"], found["rejected"]) == (0, [], [])
+    found = summary(write(tmp_path / f"none.{suffix}", []), [GOOD])
+    assert (found["subscriptions"], found["messages"], found["delivered"]) == (0, 1, [])
 
 
 def test_a_parquet_file_may_have_no_rows(summary, tmp_path):
@@ -292,10 +294,10 @@ def test_a_file_of_no_bytes_is_refused_by_name(nearcast, scenario_files, tmp_pat
 @pytest.mark.parametrize("suffix", ["jsonl", "geojson", "parquet"])
 def test_a_file_of_only_bad_rows_tells_what_is_wrong_with_them(summary, suffix):
     bad = {**GOOD, "y": 91} if suffix == "parquet" else {**GOOD, "y": "north"}
-    told = summary([COFFEE], [bad, bad], suffix=suffix)
-    assert told["exit_code"] == 1
-    assert [row["row"] for row in told["rejected"]] == [0, 1]
-    assert all(row["reason"].startswith("y is ") for row in told["rejected"])
+    found = summary([COFFEE], [bad, bad], suffix=suffix)
+    assert found["exit_code"] == 1
+    assert [row["row"] for row in found["rejected"]] == [0, 1]
+    assert all(row["reason"].startswith("y is ") for row in found["rejected"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`nearcast plan` tells for every partitioner what it is worth, and draws it."""
+"""`nearcast plan` prints the measures of every partitioner, and draws them."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_every_partitioner_is_tried(nearcast, scenario_files):
     assert "7 subscriptions on 3 shards, tried with 3 messages" in result.output
     rows = {line.split()[0]: line.split()[1:] for line in result.output.splitlines() if line}
     assert all(len(rows[name]) == 9 for name in PARTITIONERS)
-    # With a window every shard hears every message.
+    # With a window every shard receives every message.
     assert {rows[name][1] for name in PARTITIONERS} == {"3.00"}
 
 
@@ -42,7 +42,7 @@ def test_settings_of_partitioners_and_of_the_sample(nearcast, tmp_path, scenario
     def shipped(*arguments):
         return [measures["hit_shipping"] for measures in json.loads(nearcast(*command, *arguments).output)]
 
-    # As location when there is one part of words, as prefix when there is one of places.
+    # Equal to location with one part by words, to prefix with one part by places.
     hybrid = ("--partitioner", "spatial-first", "--partitioner", "hash")
     assert shipped(*hybrid, "--l1", 4)[0] == shipped("--partitioner", "location")[0]
     assert shipped(*hybrid, "--l2", 4)[0] == shipped("--partitioner", "prefix")[0]
@@ -59,7 +59,7 @@ def test_a_plan_is_drawn(nearcast, tmp_path, scenario_files, suffix):
     assert picture.stat().st_size > 1000
 
 
-def test_bad_rows_are_told(nearcast, tmp_path, scenario_files):
+def test_bad_rows_are_reported(nearcast, tmp_path, scenario_files):
     bad = write(tmp_path / "s.jsonl", [*BOXES, {"id": 9, "kind": "boolean", "expression": "tea AND ("}])
     messages = write(tmp_path / "m.jsonl", [*MESSAGE_ROWS, {"id": "far", "x": 99, "y": 0, "text": "tea"}])
     result = nearcast("plan", bad, messages, *BOUNDS, "--partitioner", "hash")

@@ -1,4 +1,4 @@
-"""`nearcast preview` tells what `nearcast match` would deliver, and how other thresholds would change it."""
+"""`nearcast preview` prints what `nearcast match` would deliver, also with other thresholds."""
 
 import json
 
@@ -25,18 +25,18 @@ def test_the_count_is_that_of_the_oracle(nearcast, scenario_files, subscription)
 
 
 def test_thresholds_and_scores_are_shown(nearcast, scenario_files):
-    told = one_line(nearcast("preview", *scenario_files, *BOUNDS, "-s", "similar").stdout)
-    assert "score messages" in told
-    assert "0.6 to 0.7" in told
-    assert "threshold messages" in told
-    assert "0.7 2 ← its own" in told
+    printed = one_line(nearcast("preview", *scenario_files, *BOUNDS, "-s", "similar").stdout)
+    assert "score messages" in printed
+    assert "0.6 to 0.7" in printed
+    assert "threshold messages" in printed
+    assert "0.7 2 ← its own" in printed
 
 
 def test_json_has_everything(nearcast, scenario_files):
-    told = json.loads(nearcast("preview", *scenario_files, *BOUNDS, "-s", "similar", "--json").stdout)
-    assert (told["subscription"], told["kind"], told["messages"]) == ("similar", "similar", len(MESSAGE_ROWS))
-    assert {cutoff["at"]: cutoff["messages"] for cutoff in told["cutoffs"]}[0.7] == told["received"]
-    assert sum(one["messages"] for one in told["histogram"]) == len(MESSAGE_ROWS)
+    printed = json.loads(nearcast("preview", *scenario_files, *BOUNDS, "-s", "similar", "--json").stdout)
+    assert (printed["subscription"], printed["kind"], printed["messages"]) == ("similar", "similar", len(MESSAGE_ROWS))
+    assert {cutoff["at"]: cutoff["messages"] for cutoff in printed["cutoffs"]}[0.7] == printed["received"]
+    assert sum(one["messages"] for one in printed["histogram"]) == len(MESSAGE_ROWS)
 
 
 def test_bad_rows_of_the_sample_are_counted(nearcast, tmp_path, scenario_files):

@@ -1,4 +1,4 @@
-"""`nearcast replay` gives what the same calls would, in the order of the recorded times."""
+"""`nearcast replay` gives the deliveries of the same calls in the order of the recorded times."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -41,7 +41,7 @@ EXPECTED = [(1, "m1", 1), (2, "m1", 1), (1, "m2", 1), (2, "m2", 1), (1, "m1", -1
 
 @pytest.fixture
 def recorded(tmp_path):
-    """The three files; positions are laid out as those of the cabs of San Francisco are."""
+    """The three files; positions have the layout of the San Francisco cabs."""
     write(tmp_path / "subscriptions.jsonl", SUBSCRIPTIONS)
     write(tmp_path / "messages.jsonl", MESSAGES)
     schema = pa.schema(

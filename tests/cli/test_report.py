@@ -1,4 +1,4 @@
-"""`nearcast report` draws what a pipeline recorded, from its metrics alone, whatever a crash has left of them."""
+"""`nearcast report` draws the metrics of a pipeline, from these alone, also if a crash has truncated them."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 def line(batch, **others):
-    """The metrics of a batch; the time passes by a minute each."""
+    """The metrics of a batch; one a minute."""
     return {
         "batch": batch,
         "time": f"2026-05-{1 + batch // 1440:02d}T{batch // 60 % 24:02d}:{batch % 60:02d}:00.000+00:00",
@@ -81,14 +81,14 @@ def test_a_page_holds_all_that_it_needs(nearcast, tmp_path):
     page = (state / "report.html").read_text()
     assert "/my &lt;state&gt;</h1>" in page
     assert "Geographic (max_dist 50,000) · CountWindow (size 1,000) · 2 shards" in page
-    told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
-    assert told["messages"] == "700"
-    assert told["deliveries"] == "2,100"
-    assert told["rejected rows"] == "10"
-    assert told["messages/s"] == "200"
-    assert told["p99 of a batch"] == "500 ms"
-    assert told["state"] == "7.0 kB"
-    assert told["last batch done (UTC)"] == "2026-05-01 00:06:00"
+    printed = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert printed["messages"] == "700"
+    assert printed["deliveries"] == "2,100"
+    assert printed["rejected rows"] == "10"
+    assert printed["messages/s"] == "200"
+    assert printed["p99 of a batch"] == "500 ms"
+    assert printed["state"] == "7.0 kB"
+    assert printed["last batch done (UTC)"] == "2026-05-01 00:06:00"
     assert picture(page).tag.endswith("svg")
     assert "http" not in re.sub(r'src="[^"]+"', "", page)
 
@@ -178,7 +178,7 @@ def test_many_batches_share_points_and_none_is_lost():
     assert course.total(course.values("messages")).sum() == sum(range(1001))
     assert course.most(course.values("messages"))[-1] == 1000
     assert (course.edges[0], course.edges[-1]) == (-0.5, 1000.5)
-    # The first point stands for the batches 0 to 4; of these 0, 2 and 4 have a lag.
+    # The first point is for the batches 0 to 4; of these 0, 2 and 4 have a lag.
     assert course.width == 5
     assert course.mean(course.values("lag_seconds"))[0] == 2
     assert np.isnan(Course(lines[1:2]).mean(Course(lines[1:2]).values("lag_seconds"))).all()
@@ -199,7 +199,7 @@ def test_the_settings_are_one_line():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "printed"),
     [
         (0, "0 ms"),
         (0.0042, "4.2 ms"),
@@ -212,15 +212,15 @@ def test_the_settings_are_one_line():
         (864_000, "10 days"),
     ],
 )
-def test_spans_of_time_in_words(seconds, told):
-    assert as_duration(seconds) == told
+def test_spans_of_time_in_words(seconds, printed):
+    assert as_duration(seconds) == printed
 
 
 @pytest.mark.parametrize(
-    ("n_bytes", "told"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (123_456_789, "123 MB"), (5e12, "5.0 TB")]
+    ("n_bytes", "printed"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (123_456_789, "123 MB"), (5e12, "5.0 TB")]
 )
-def test_sizes_in_words(n_bytes, told):
-    assert as_bytes(n_bytes) == told
+def test_sizes_in_words(n_bytes, printed):
+    assert as_bytes(n_bytes) == printed
 
 
 def test_neither_spark_nor_matplotlib_is_loaded_before_it_is_needed(tmp_path):
@@ -271,5 +271,5 @@ def test_a_real_run_is_drawn(nearcast, tmp_path):
     state = tmp_path / "state"
     assert "3 batches drawn in" in nearcast("report", state).stdout
     assert len(titles(draw(read_recorded(state).lines))) == 9
-    told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", (state / "report.html").read_text()))
-    assert told["messages"] == "90"
+    printed = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", (state / "report.html").read_text()))
+    assert printed["messages"] == "90"

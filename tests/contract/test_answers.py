@@ -1,6 +1,6 @@
 """Every index gives the oracle's answer: for each kind alone, and for all kinds under churn, saving and reopening.
 
-Time passes by messages and by `advance`.
+The clock advances by messages and by `advance`.
 
 A fault in an index, a kernel, a window or the ranking shows here as a delivery too many, one too few, one in the
 wrong order, or a score that differs in the last bit.
@@ -33,13 +33,13 @@ from table_rows import deliveries_of_table
 pytestmark = pytest.mark.kernels
 
 
-# An index as it is, and made to show what small input would never bring about: everything in segments, which are
-# built at every change and split wherever they can be, or nowhere.
+# An index with its defaults, and forced into states that small input would not reach: everything in segments, which are
+# built at every change and split wherever possible, or nowhere.
 def costs(by_word, by_space):
     return {
         "nearcast.index.adaptive.MAX_DELTA_PAIRS": 0,
-        "nearcast.index.segment.LOOKUP_COST": by_word,
-        "nearcast.index.segment.TILE_COST": by_space,
+        "nearcast.index.boolean_segment.LOOKUP_COST": by_word,
+        "nearcast.index.boolean_segment.TILE_COST": by_space,
     }
 
 
@@ -48,7 +48,7 @@ VARIANTS = {
     "adaptive, all split": ({"index": "adaptive"}, costs(by_word=-1e9, by_space=-1e9)),
     "adaptive, all leaves": ({"index": "adaptive"}, costs(by_word=1e9, by_space=1e9)),
     "adaptive, by words": ({"index": "adaptive"}, costs(by_word=0, by_space=1e9)),
-    # A buffer holds no more than it must, so floors move all the time.
+    # Buffers are minimal, so floors change all the time.
     "adaptive, small buffers": (
         {"index": "adaptive"},
         {
@@ -60,8 +60,8 @@ VARIANTS = {
     ),
     "adaptive, by space": ({"index": "adaptive"}, costs(by_word=1e9, by_space=-1e9)),
 }
-# Other ways to keep results; what keeps none need not be looked at again.
-KEEPING_VARIANTS = {
+# Other buffer policies, for kinds with results only.
+POLICY_VARIANTS = {
     "kmax": ({"buffer_policy": "kmax"}, {"nearcast.feeds.buffer_policy.KMAX": 4}),
     "skyband": ({"buffer_policy": "skyband"}, {}),
 }
@@ -80,9 +80,9 @@ def options(request):
     yield from made(VARIANTS[request.param])
 
 
-@pytest.fixture(params=KEEPING_VARIANTS, scope="module")
-def keeping_options(request):
-    yield from made(KEEPING_VARIANTS[request.param])
+@pytest.fixture(params=POLICY_VARIANTS, scope="module")
+def policy_options(request):
+    yield from made(POLICY_VARIANTS[request.param])
 
 
 def brokers(space, sample, window, options):
@@ -99,8 +99,8 @@ def test_every_kind_gets_the_oracle_answer(kind, options, data, space, sample):
 
 @pytest.mark.parametrize("kind", ["topk", "nearest"])
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples)
-def test_results_are_the_same_however_they_are_kept(kind, keeping_options, data, space, sample):
-    check_answers(kind, keeping_options, data, space, sample)
+def test_results_are_the_same_with_every_buffer_policy(kind, policy_options, data, space, sample):
+    check_answers(kind, policy_options, data, space, sample)
 
 
 def check_answers(kind, options, data, space, sample):
@@ -233,12 +233,12 @@ class Churn(RuleBasedStateMachine):
 
 
 def test_any_history_gives_the_oracle_answer(options):
-    # A history is many examples in one; a quarter as many of them is enough.
+    # A history is many examples in one; a quarter of the examples is enough.
     check_histories(options, settings().max_examples // 4)
 
 
-def test_any_history_gives_the_oracle_answer_however_results_are_kept(keeping_options):
-    check_histories(keeping_options, settings().max_examples // 10)
+def test_any_history_gives_the_oracle_answer_with_every_buffer_policy(policy_options):
+    check_histories(policy_options, settings().max_examples // 10)
 
 
 def check_histories(options, n_examples):

@@ -1,4 +1,4 @@
-"""Fences hold back what the oracle holds back, position by position, and nothing else."""
+"""Fences delay what the oracle delays, position by position, and nothing else."""
 
 import math
 import shutil
@@ -86,7 +86,7 @@ def walk(broker, *steps):
 # x         0   25   25   25   0    message at 30, radius 10
 # seconds   0   10   30   40   50   dwell 30
 # inside    -   |=============|     10 to 40: 30 seconds
-# told                    +    -
+# notified                +    -
 def test_dwell_waits_until_the_subscriber_stayed_long_enough():
     assert walk(walker(dwell=30), (0, 0), (25, 10), (25, 30), (25, 40), (0, 50)) == [[], [], [], [1], [-1]]
 
@@ -101,7 +101,7 @@ def test_dwell_starts_anew_after_a_position_outside():
 
 # x          25   19   18   17   19   21     inside from 20 on
 # outside by  -    1    2    3    1    -     hysteresis 2
-# told        +              -         +
+# notified    +              -         +
 def test_hysteresis_takes_back_only_what_is_far_enough_outside():
     steps = [(25, 1), (19, 2), (18, 3), (17, 4), (19, 5), (21, 6)]
     assert walk(walker(hysteresis=2), *steps) == [[1], [], [], [-1], [], [1]]
@@ -133,7 +133,7 @@ def test_on_the_globe_hysteresis_is_in_metres_for_every_shape():
     for name, shape in shapes.items():
         broker.subscribe(nc.Boolean(name, "tea", within=shape))
     broker.publish(nc.Message("m", 0.5, 0, "tea"))
-    # A degree is 111 km; the eastern border comes to lie 0.2 degrees, then 0.5 degrees west of the message.
+    # A degree is 111 km; the eastern border is 0.2 degrees, then 0.5 degrees west of the message.
     assert broker.move("circle", nc.Circle(-0.6, 0, 100_000)) == []
     assert broker.move("box", (-0.7, 0)) == []
     assert broker.move("polygon", nc.Polygon("POLYGON ((-3 -1, 0.3 -1, 0.3 1, -3 1, -3 -1))")) == []

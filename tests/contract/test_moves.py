@@ -1,7 +1,7 @@
-"""Subscribers who move hear exactly what the oracle says: no message too many, none too few, in order.
+"""Moving subscriptions get exactly the deliveries of the oracle, in order.
 
-A fault in a difference of regions, in the lists or boxes of active messages, in expiry, in what the index still holds
-of an old place, or in the state that is saved, shows here as a delivery that is wrong now or after the next message.
+A fault in a difference of regions, in the lists or boxes of active messages, in expiry, in the tombstones of old
+places, or in the saved state, shows here as a delivery that is wrong now or after the next message.
 """
 
 import math
@@ -31,7 +31,7 @@ from table_rows import deliveries_of_table
 
 pytestmark = pytest.mark.kernels
 
-# As it is, and made to show what small input would never bring about.
+# With the defaults, and forced into states that small input would not reach.
 VARIANTS = {
     "exhaustive": ("exhaustive", {}),
     "adaptive": ("adaptive", {}),
@@ -67,7 +67,7 @@ def brokers(space, sample, window, lifetime, index):
 
 
 def places(space, subscription):
-    """Where a subscription may go."""
+    """Places that a subscription may move to."""
     if subscription.kind != "boolean":
         return strategies.points(space)
     if isinstance(subscription.within, (nc.Box, nc.Circle)):
@@ -178,10 +178,11 @@ class Journey(RuleBasedStateMachine):
     @rule(data=st.data())
     def move_many(self, data):
         rows = [self.drawn_move(data) for _ in range(data.draw(st.integers(1, 6)))]
-        # An anywhere has no row of its own. All rows of one subscription are checked against the region it had before.
+        # Anywhere has no row. All rows of one subscription are checked against the region it had before.
         rows = [row for row in rows if not isinstance(row[1], nc.Anywhere)]
         table = pa.Table.from_pylist([row_of(*row) for row in rows], schema=SCHEMA)
-        assert deliveries_of_table(self.broker.move(table)) == self.expected.move_many(rows)
+        moment = data.draw(st.none() | strategies.moments)
+        assert deliveries_of_table(self.broker.move(table, ts=moment)) == self.expected.move_many(rows, moment)
 
     @rule(moment=strategies.moments)
     def advance(self, moment):
@@ -202,8 +203,8 @@ class Journey(RuleBasedStateMachine):
         return data.draw(strategies.points(self.space))
 
     def results(self, name):
-        kept = self.expected.registrations[name].subscription.kind in ("topk", "nearest")
-        return self.broker.results(name) if kept else None
+        has_results = self.expected.registrations[name].subscription.kind in ("topk", "nearest")
+        return self.broker.results(name) if has_results else None
 
     @rule()
     def reopen(self):
@@ -221,6 +222,6 @@ class Journey(RuleBasedStateMachine):
 
 
 def test_any_journey_gives_the_oracle_answer(index):
-    # A journey is many examples in one; a quarter as many of them is enough.
+    # A journey is many examples in one; a quarter of the examples is enough.
     fewer = settings(max_examples=max(1, settings().max_examples // 4), stateful_step_count=30)
     run_state_machine_as_test(type("Journey", (Journey,), {"index": index}), settings=fewer)

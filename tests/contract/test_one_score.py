@@ -1,7 +1,7 @@
-"""A score belongs to its pair: not to the order of registration, to other subscriptions, or to words met before.
+"""A score depends on its pair: not on the order of registration, other subscriptions, or earlier words.
 
 A sum that runs in the order of token ids shows here as another last bit, another rank or another delivery, since ids
-are given in the order in which a broker first meets its words.
+are assigned in the order in which a broker first sees its words.
 """
 
 import math
@@ -67,7 +67,7 @@ def scenarios(draw):
 
 
 def deliveries(broker, batches):
-    """What each subscription gets of each batch, with every bit of the scores, in order of arrival."""
+    """The deliveries of each subscription by batch, with every bit of the scores, in order of arrival."""
     return [
         {
             subscription: [d for d in found if d.subscription == subscription]
@@ -78,8 +78,8 @@ def deliveries(broker, batches):
 
 
 def results(brokers, subscriptions):
-    kept = [s.id for s in subscriptions if s.kind in ("topk", "nearest")]
-    return {key: broker.results(key) for broker in brokers for key in kept if key in broker}
+    with_results = [s.id for s in subscriptions if s.kind in ("topk", "nearest")]
+    return {key: broker.results(key) for broker in brokers for key in with_results if key in broker}
 
 
 def united(answers):
@@ -125,7 +125,7 @@ def test_explanations_and_previews_know_the_same_scores(data, scenario, sample):
     for broker in brokers:
         broker.subscribe(subscriptions)
     for subscription in subscriptions:
-        # Words are listed in the order in which a broker met them; all numbers are the same.
+        # Words are listed in the order in which a broker first saw them; all numbers are equal.
         explained, again = (numbers_of(broker.explain(subscription.id, messages[0])) for broker in brokers)
         assert explained == again
         assert one.preview(subscription, messages) == other.preview(subscription, messages)

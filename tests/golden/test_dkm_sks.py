@@ -13,9 +13,8 @@ MAKERS = pytest.mark.parametrize(
     "make", [oracle.Oracle, lambda space: nc.Broker(space=space)], ids=["oracle", "broker"]
 )
 
-# Example 1, k = 1. Figure 1 is missing; the text gives: s1 asks for Japanese and Noodle, its nearest is o2,
-# which has Noodle; that of s2 is o3 and of s3 is o2; o4 has Japanese too and becomes the nearest of s3 alone.
-# The rest is ours.
+# Example 1, k = 1. Figure 1 is missing; the text gives: s1 has Japanese and Noodle, its nearest is o2, which has
+# Noodle; that of s2 is o3 and of s3 is o2; o4 has Japanese too and becomes the nearest of s3 alone. The rest is ours.
 NEIGHBOURS = [
     Nearest("s1", ["Japanese", "Noodle"], at=(2, 5), k=1),
     Nearest("s2", ["Pizza"], at=(8, 8), k=1),
@@ -45,7 +44,7 @@ def test_example_1_o4_replaces_the_neighbour_of_s3(make):
 
 @MAKERS
 def test_example_2_the_two_nearest_of_four_that_share_a_keyword(make):
-    # Figure 2 is missing; s1 asks for a, b, c; o1, o4, o6, o7 have one of them; its two nearest are o1, o4.
+    # Figure 2 is missing; s1 has a, b, c; o1, o4, o6, o7 have one of them; its two nearest are o1, o4.
     broker = make(SPACE)
     broker.subscribe(Nearest("s1", ["a", "b", "c"], at=(2, 2), k=2))
     shared = {1: "a", 4: "b", 6: "c", 7: "a"}

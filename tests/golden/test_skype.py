@@ -22,7 +22,7 @@ def weighted(text):
     return {word: Fraction(weight) for word, weight in pairs}
 
 
-# Figure 4: alpha and the k-th score stand behind the words.
+# Figure 4: alpha and the k-th score follow the words.
 S1, S1_ALPHA, S1_KTH_SCORE = weighted("w1 0.4, w2 0.3, w3 0.2, w4 0.1"), Fraction("0.6"), Fraction("0.7")
 S2, S2_ALPHA, S2_KTH_SCORE = weighted("w1 0.7, w2 0.5, w3 0.2"), Fraction("0.5"), Fraction("0.6")
 S3 = weighted("w1 0.5, w2 0.4, w3 0.3, w4 0.1")

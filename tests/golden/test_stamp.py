@@ -283,12 +283,12 @@ def prefixes_of(name, nearest, n_levels=LEVELS):
     record["text_weight"], record["threshold"], record["total"] = float(delta(name)), float(tau(name)), own.sum()
     record["similarity"] = SIMILARITIES.index("weighted_overlap")
     levels, bounds = np.zeros(len(tokens) + 1, np.int32), np.zeros(len(tokens) + 1)
-    n_kept = prefixes(record[0], own, nearest, n_levels, levels, bounds)
-    kept = [(token, int(levels[i]), bounds[i]) for i, token in enumerate(tokens[:n_kept])]
+    n_in_prefix = prefixes(record[0], own, nearest, n_levels, levels, bounds)
+    in_prefix = [(token, int(levels[i]), bounds[i]) for i, token in enumerate(tokens[:n_in_prefix])]
     if levels[-1] >= 0:
-        kept.append((oracle.DUMMY, int(levels[-1]), bounds[-1]))
-    found = [[token for token, level, _ in kept if level == k] for k in range(max(k for _, k, _ in kept) + 1)]
-    return found, {token: bound for token, _, bound in kept}
+        in_prefix.append((oracle.DUMMY, int(levels[-1]), bounds[-1]))
+    found = [[token for token, level, _ in in_prefix if level == k] for k in range(max(k for _, k, _ in in_prefix) + 1)]
+    return found, {token: bound for token, _, bound in in_prefix}
 
 
 @pytest.mark.kernels
@@ -319,7 +319,7 @@ def test_example_6_costs_by_the_filters():
 
 
 def counted(monkeypatch, index, names, message):
-    """Whom a message reaches, how many subscriptions a filter accesses, and how many candidates it verifies."""
+    """The matches of a message, and the numbers of subscriptions a filter accesses and of candidates it verifies."""
     monkeypatch.setitem(INDEXES, index, SIMILAR_INDEXES[index])
     broker = nc.Broker(space=SPACE, vocabulary=nc.Vocabulary.fit(sample()), index=index)
     broker.subscribe([subscription(name) for name in names])

@@ -1,4 +1,4 @@
-"""Several brokers that a partitioner makes one: what a pipeline does, without the pipeline."""
+"""Several brokers behind a partitioner, as in a pipeline, without Spark."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Sharded:
         return {d for shard in moved.shards.tolist() for d in self.brokers[shard].move(subscription_id, place)}
 
     def check_loads(self):
-        """What shards are charged is what their subscriptions are charged, to the last unit."""
+        """The load of a shard is the sum of the charges of its subscriptions, to the last unit."""
         assert (self.partitioner.charged >= 0).all()
         # The first subscriptions are placed one by one, but charged together.
         if self.is_filled:
@@ -102,7 +102,7 @@ class Sharded:
         return answers[0]
 
     def reopen(self):
-        """Go on with a partitioner that was saved and opened again."""
+        """Replace the partitioner by itself, saved and opened again."""
         settings, arrays = self.partitioner.settings(), self.partitioner.arrays()
         self.partitioner = opened(settings, arrays)
         assert self.partitioner.settings() == settings

@@ -1,7 +1,7 @@
 """Shards answer as one broker does: for every partitioner and kind, under churn, saving and opening.
 
-A partitioner that ships a message too little, or forgets what a new subscription needs to hear, shows here as a
-delivery that is missing; one that replicates carelessly as an answer that differs between replicas.
+A partitioner that misses a route, also for a new subscription, shows here as a missing delivery; wrong replicas as an
+answer that differs between them.
 """
 
 import json
@@ -20,7 +20,7 @@ from sharded import Sharded
 from table_rows import deliveries_of_table
 
 pytestmark = pytest.mark.kernels
-# A third of the usual number, for there are many partitioners.
+# A third of the usual number, since there are many partitioners.
 EXAMPLES = settings(max_examples=max(1, settings().max_examples // 3))
 
 
@@ -85,7 +85,7 @@ def test_shards_follow_churn(name, data, space, sample, window):
 
 @pytest.mark.parametrize("name", PARTITIONERS)
 def test_who_goes_far_is_found_there(name):
-    """Subscriptions are small and messages rare, so that what a shard has heard before does not help it."""
+    """Subscriptions are small and messages rare, so that old routes of a shard do not help."""
     draw = random.Random(5)
     words = [f"w{i}" for i in range(30)]
     space = nc.Planar(0, 0, 10, 10)

@@ -1,8 +1,8 @@
-"""What subscriptions are charged: given back to the unit, the same for those that come later, whatever the sample.
+"""Charges of subscriptions: subtracted exactly, the same for later subscriptions, independent of the sample size.
 
-The first tests fail if what is given back is worked out once more instead of kept, the next if a subscription that
-comes later is charged otherwise than one that was there, the last if a sample is not drawn at random or its size shows
-in the places where nearest subscriptions are expected to be hit.
+The first tests fail if a subtracted charge is computed again instead of stored, the next if a later subscription is
+charged differently from one of the fit, the last if a sample is not drawn at random or its size affects the squares of
+nearest subscriptions.
 """
 
 import json
@@ -19,11 +19,11 @@ from nearcast.kernels.verify import NEAREST
 from nearcast.model import KINDS
 from nearcast.partition.cost import expected_boxes
 from nearcast.partition.dkm import DkmPartitioner
-from nearcast.partition.postings import postings_of
 from nearcast.partition.protocol import COST_UNIT
 from nearcast.partition.registry import PARTITIONERS, checked_options, opened
 from nearcast.partition.sop import SpaceCellsPartitioner, SpaceOrientedPartitioner
 from nearcast.partition.statistics import Statistics
+from nearcast.partition.word_boxes import postings_of
 from nearcast.tables.compile import compiled, parsed
 from nearcast.tables.intake import Intake
 from worlds import WORDS, World, crowd
@@ -93,7 +93,7 @@ def world_of(data, kind):
 
 
 def later_over_first(statistics, columns, **options):
-    """What half of the subscriptions are charged that come later, over what they are charged when all come at once.
+    """The charges of half of the subscriptions if added later, over those if all are fitted at once.
 
     Both with a message of the sample more: the noise of a count.
     """
@@ -118,7 +118,7 @@ def test_a_new_dkm_subscription_weighs_as_if_it_had_been_there(data, kind):
 
 @pytest.mark.parametrize("kind", ["boolean", "similar", "nearest"])
 def test_so_it_does_on_average_where_subsets_have_several_members(kind):
-    """Five in each: which subset a subscription is in is then a matter of who else is there."""
+    """With five in each, the subset of a subscription depends on the other subscriptions."""
     ratios = later_over_first(*world_of("generated", kind), gamma_1=50)
     assert 0.5 < np.median(ratios) < 2
     assert 0.5 < ratios.mean() < 2.5
@@ -139,7 +139,7 @@ def test_dkm_equation_7_takes_the_smallest_of_rectangles_that_have_as_much_in_co
     # Within two rectangles; in none of the small ones as much as in the large one.
     assert charged(2, 2, 1) == pytest.approx(0.25)
     assert charged(4.5, 4.5, 2) == pytest.approx(1.0)
-    # S* has one member, so the new one would have been alone too: its own box counts.
+    # S* has one member, so the new one would have had its own subset too: its own box counts.
     partitioner.subset_sizes = np.array([5, 1, 5, 1])
     assert charged(2, 2, 1) == pytest.approx(0.09)
 
@@ -226,7 +226,7 @@ def test_a_sample_is_drawn_at_random_and_the_same_seed_draws_the_same():
     assert again.token_ids.tolist() == sample.token_ids.tolist()
     other = Statistics.of(messages, world.space, size=300, seed=5)
     assert other.x.tolist() != sample.x.tolist()
-    # Newer messages come before older ones; of more than there is room for, some are drawn.
+    # Newer messages come before older ones; if there are too many, some are drawn.
     later = sample.followed_by(messages, size=200)
     assert (later.n_messages, later.n_population) == (200, 6000)
     assert later.word_shares([0, 1, 2]) == pytest.approx([1 / 3] * 3, abs=0.12)
@@ -257,12 +257,12 @@ def test_balls_do_not_shrink_with_the_sample():
     few, many, all_of_them = (
         Statistics.of(messages, world.space, size=size, seed=size) for size in (500, 5_000, 20_000)
     )
-    # All 20,000 are the truth. A tenth of 5,000 is the noise of some messages in each square.
+    # All 20,000 are the reference. A tenth of 5,000 is the noise of some messages in each square.
     truth = sides(all_of_them, columns).mean()
     assert sides(few, columns).mean() / sides(many, columns).mean() == pytest.approx(1, abs=0.15)
     for sample in (few, many):
         assert sides(sample, columns).mean() / truth == pytest.approx(1, abs=0.15)
-    # A window of 2,000 messages holds a tenth of them, so balls hold ten times as much of the space.
+    # A window of 2,000 messages has a tenth of them, so balls have ten times the area.
     windowed = Statistics.of(messages, world.space, size=5_000, n_expected=2_000)
     assert sides(windowed, columns).mean() > 2 * truth
 

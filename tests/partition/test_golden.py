@@ -115,7 +115,7 @@ def test_dkm_equation_1_kop_costs_the_sum_of_its_keywords():
     partitioner, placement = KeywordOrientedPartitioner.fit(columns, OBJECTS.statistics, 2)
     assert placement.shards.tolist() == [0, 1, 1]
     assert partitioner.loads == pytest.approx([1.0, 1.0])
-    # A new one goes to the worker with the least: 1.0 and 1.0, then 1.2 and 1.0.
+    # A new one goes to the least loaded worker: 1.0 and 1.0, then 1.2 and 1.0.
     new = OBJECTS.subscriptions(nc.Nearest("d", ["w3"], at=(0, 0)))
     assert partitioner.add(new).shards.tolist() == [0]
     assert partitioner.add(new).shards.tolist() == [1]
@@ -124,7 +124,7 @@ def test_dkm_equation_1_kop_costs_the_sum_of_its_keywords():
 
 
 def test_dkm_the_ball_of_a_subscription():
-    """Of w1 there are objects at 1, 2 and 9 on the diagonal; the square around (1, 1) that holds two reaches to 2."""
+    """Of w1 there are objects at 1, 2 and 9 on the diagonal; the square around (1, 1) that contains two ends at 2."""
     boxes = OBJECTS.statistics.squares(
         np.array([0, 1, 2]), np.array([0, 2]), np.array([1.0, 1.0]), np.array([1.0, 1.0]), np.array([2, 2])
     )
@@ -137,7 +137,7 @@ def test_dkm_equation_3_sop_costs_what_its_rectangle_meets():
         *(nc.Boolean(f"{x}{y}", ["w1"], within=nc.Circle(x, y, 0.5)) for x, y in [(1, 1), (2, 2), (1, 2), (9, 9)])
     )
     partitioner, placement = SpaceOrientedPartitioner.fit(columns, OBJECTS.statistics, 2, theta=2)
-    # The rectangle of the three in the corner holds two of five objects, that of the fourth one of them.
+    # The rectangle of the three in the corner contains two of five objects, that of the fourth one of them.
     assert placement.shards.tolist() == [0, 0, 0, 1]
     assert partitioner.loads == pytest.approx([3 * 0.4, 0.2])
 

@@ -1,4 +1,4 @@
-"""What the contract does not say: that partitioners save what they promise to save, and refuse what they must."""
+"""Beyond the contract: partitioners save the routes and costs that they should, and reject invalid input."""
 
 import sys
 
@@ -10,8 +10,8 @@ from nearcast.kernels.postings import STAR
 from nearcast.partition.hybrid import SpatialFirstPartitioner
 from nearcast.partition.keyword import KeywordPartitioner
 from nearcast.partition.location import LocationPartitioner
+from nearcast.partition.measures import Balance, draw, report, sample_of
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.partition.report import Balance, draw, report, sample_of
 from nearcast.partition.statistics import MAX_POINTS, Statistics
 from nearcast.space.covers import single_boxes
 from nearcast.space.regions import might_be_in_region, shape_and_numbers
@@ -106,9 +106,9 @@ def test_a_prefix_has_fewer_replicas_than_all_keywords(kind):
 def test_dkm_is_even_and_stays_so(kind, gamma_1):
     world, columns, messages = crowd(600, kind)
     partitioner, placement = PARTITIONERS["dkm"].fit(columns, world.statistics, 5, gamma_1=gamma_1)
-    told = report(partitioner, placement, columns, messages)
-    assert told.replication == 1
-    assert told.expected.spread_over_mean < 0.1
+    measures = report(partitioner, placement, columns, messages)
+    assert measures.replication == 1
+    assert measures.expected.spread_over_mean < 0.1
     for seed in range(1, 4):
         partitioner.add(crowd(100, kind, seed)[1])
     assert np.ptp(partitioner.loads) < 0.1 * partitioner.loads.mean()
@@ -119,9 +119,9 @@ def test_a_window_apart_is_for_plans_alone():
     partitioner, placement = KeywordPartitioner.fit(columns, world.statistics, 4, has_window=True, window_apart=True)
     with pytest.raises(nc.NearcastError, match="window_apart is True; such a plan replicates"):
         partitioner.message_shards(messages)
-    told = report(partitioner, placement, columns, messages)
-    assert told.replication > 1.5
-    assert told.shipping < 4
+    measures = report(partitioner, placement, columns, messages)
+    assert measures.replication > 1.5
+    assert measures.shipping < 4
     _, one_home = KeywordPartitioner.fit(columns, world.statistics, 4, has_window=True)
     assert one_home.shards.size == 50
 
@@ -151,15 +151,15 @@ def test_subscriptions_without_a_place_are_spread():
 def test_a_report_measures_what_was_expected_of_the_same_messages(name):
     world, columns, _ = crowd(300, "boolean")
     partitioner, placement = PARTITIONERS[name].fit(columns, world.statistics, 4)
-    told = report(partitioner, placement, columns, sample_of(world.statistics))
+    measures = report(partitioner, placement, columns, sample_of(world.statistics))
     if name == "keyword":
-        # A replica that does not own the rarest word does not hear every message that has it.
-        assert (np.array(told.measured.loads) <= told.expected.loads).all()
+        # A replica that does not own the rarest word does not receive every message that has it.
+        assert (np.array(measures.measured.loads) <= measures.expected.loads).all()
     else:
-        assert told.measured.loads == pytest.approx(told.expected.loads)
-    assert told.hit_shipping == told.expected_shipping
-    assert sum(told.subscriptions) == placement.shards.size
-    assert told.as_dict()["measured"]["mean"] == told.measured.mean > 0
+        assert measures.measured.loads == pytest.approx(measures.expected.loads)
+    assert measures.hit_shipping == measures.expected_shipping
+    assert sum(measures.subscriptions) == placement.shards.size
+    assert measures.as_dict()["measured"]["mean"] == measures.measured.mean > 0
 
 
 def test_measures_of_balance():

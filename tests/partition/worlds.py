@@ -1,4 +1,4 @@
-"""Small worlds as columns: what partitioners are given."""
+"""Small worlds as columns: the input of partitioners."""
 
 from __future__ import annotations
 

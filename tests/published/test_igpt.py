@@ -8,7 +8,14 @@ from nearcast.columns import MessageColumns
 from nearcast.kernels.verify import TOPK
 from nearcast.tables.compile import compiled
 from published.igpt import POSTING, IgptIndex, sums_and_most
-from published.igpt_search import first_hopeless, is_hopeless, place_threshold, settle, text_threshold, unseen_bound
+from published.igpt_search import (
+    first_hopeless,
+    is_hopeless,
+    place_threshold,
+    sort_groups,
+    text_threshold,
+    unseen_bound,
+)
 from published.lists import LIST
 from published.stamp_bounds import largest_similarity
 
@@ -73,7 +80,7 @@ def test_what_is_behind_an_early_end_would_be_skipped_one_by_one():
     links["floor"], links["most"] = links["alpha"] + 3 * draw.random(300), draw.random(300)
     lists = np.zeros(1, LIST)
     lists["size"] = 300
-    settle(lists, links, np.zeros(1, np.int32))
+    sort_groups(lists, links, np.zeros(1, np.int32))
     assert sorted(links["entry"].tolist()) == list(range(300))
     assert links["n_left"].tolist() == [int((links["group"][i:] == links["group"][i]).sum()) for i in range(300)]
     n_skipped = 0
@@ -95,8 +102,8 @@ def test_what_is_behind_an_early_end_would_be_skipped_one_by_one():
 
 def test_a_list_that_is_passed_over_counts_all_the_same():
     # The many words of s weigh 1/3 each, and a message has its three rarest, of 0.8, 0.42 and 0.42: alike by 0.547, and
-    # the floor is 0.415. Of the second list nothing is read: 1/3 * 0.84 is not enough. In the third is another that is
-    # worth a look, so s is looked at too, and without the second word it would have 0.407 and nothing left to come.
+    # the floor is 0.415. Of the second list nothing is read: 1/3 * 0.84 is not enough. The third list has another
+    # candidate, so s is visited too, and without the second word it would have 0.407 and no unseen words.
     vocabulary = nc.Vocabulary()
     words = [vocabulary.admit(f"w{i}") for i in range(9, 0, -1)]
     subscriptions = compiled([], vocabulary, 0)._replace(

@@ -1,4 +1,4 @@
-"""The baselines for moving find as many changes as the broker; objects keep to the roads and to their speed."""
+"""The baselines for moving find as many changes as the broker; objects stay on the roads and within their speed."""
 
 import math
 
@@ -58,7 +58,7 @@ def test_words_that_come_later_have_lists_of_their_own(is_word_first):
 
 @pytest.fixture
 def roads(tmp_path):
-    """A ring of six nodes with a way across."""
+    """A ring of six nodes with a diagonal."""
     x, y = [0, 4, 8, 8, 4, 0], [0, 0, 0, 6, 6, 6]
     sources, targets = [0, 1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 5, 0, 4]
     pq.write_table(pa.table({"id": range(6), "x": x, "y": y}), tmp_path / "roads_ring_nodes.parquet")
@@ -76,7 +76,7 @@ def test_objects_stay_on_the_roads_and_keep_to_their_speed(roads):
         advance(roads, some, rows, seed=timestamp)
         after = points_of(roads, some)
         gone = np.hypot(after[0] - before[0], after[1] - before[1])
-        # No way is shorter than the straight one, and the fastest road is a quarter faster than the object's speed.
+        # No path is shorter than the straight line, and the fastest road is a quarter faster than the object's speed.
         assert (gone <= 1.25 * some.speeds + 1e-12).all()
         has_moved |= gone > 0
         x, y = 8 * after[0], 8 * after[1]

@@ -1,7 +1,7 @@
-"""The published indexes give the oracle's answer, small and split to the last; and the costs are those of the paper.
+"""The published indexes give the oracle's answer, also with minimal nodes; and the costs are those of the paper.
 
 A fault in a partition, a route or a table shows as a delivery that the oracle or the exhaustive index has and the
-published one has not; a pair proposed twice, or one that is sure and wrong, as a delivery too many.
+published one has not; a pair proposed twice, or a wrong one marked as verified, as a delivery too many.
 """
 
 import itertools
@@ -24,9 +24,9 @@ from published.ap_partitions import even_places, improve, keyword_partition, spa
 from published.entries import ENTRY
 from table_rows import deliveries_of_table
 
-# As published, and so that a handful of subscriptions is split into every kind of node, or into small cells.
+# As published, and with constants that split a few subscriptions into every kind of node, or into small cells.
 SMALL_NODES = {"published.ap_tree.FANOUT": 5, "published.ap_tree.LEAF_SIZE": 2}
-# Buffers with no more than k messages, so that few of them give subscriptions floors to be pruned by.
+# Buffers of at most k messages, so that a few messages give subscriptions floors to prune by.
 SMALL_BUFFERS = {
     "nearcast.feeds.sizing.EVALUATION_COST": 0,
     "nearcast.feeds.sizing.MAX_OVERSIZE": 1,
@@ -36,7 +36,7 @@ VARIANTS = {
     **{name: (name, SMALL_BUFFERS if name in TOPK_INDEXES else {}) for name in PUBLISHED},
     "igpt, small cells": ("igpt", SMALL_BUFFERS | {"published.igpt.CELL_SIZE": 1, "published.igpt.N_GROUPS": 2}),
     "ap-tree, all split": ("ap-tree", SMALL_NODES | {"published.ap_tree.STALE_DIVERGENCE": 9.0}),
-    "ap-tree, all split and built anew": ("ap-tree", SMALL_NODES | {"published.ap_tree.STALE_DIVERGENCE": -1.0}),
+    "ap-tree, all split and rebuilt": ("ap-tree", SMALL_NODES | {"published.ap_tree.STALE_DIVERGENCE": -1.0}),
     "iq-tree, small cells": ("iq-tree", {"published.iq_tree.CELL_COST": 1e-3}),
     "rq-tree, small cells": ("rq-tree", {"published.iq_tree.CELL_COST": 1e-3}),
     **{f"{name}, small regions": (name, {"published.stamp.FANOUT": 2}) for name in PUBLISHED if "hi" in name},
@@ -49,7 +49,7 @@ def kind_of(index):
 
 @contextmanager
 def registered(name, changes):
-    """Let brokers know a published index, with other constants."""
+    """Register a published index for brokers, with other constants."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(INDEXES, name, PUBLISHED[name])
         for place, value in changes.items():
@@ -73,7 +73,7 @@ def test_every_published_index_gives_the_oracle_answer(index, data, space, sampl
     subscriptions = strategies.subscriptions(space, (kind_of(index),))
     names = set()
     for _ in range(data.draw(st.integers(1, 4))):
-        # All at once, which may build the index anew, then one by one, then with some of them gone.
+        # All at once, which may rebuild the index, then one by one, then with some removed.
         many = {s.id: s for s in data.draw(st.lists(subscriptions, max_size=6))}
         broker.subscribe(list(many.values()))
         few = data.draw(st.lists(subscriptions, max_size=3))
@@ -94,7 +94,7 @@ def test_every_published_index_gives_the_oracle_answer(index, data, space, sampl
 @pytest.mark.parametrize("name", ["ril", "sp+hi"])
 @given(data=st.data(), space=strategies.spaces, sample=strategies.samples, window=strategies.windows)
 def test_other_kinds_get_their_answers_too(name, data, space, sample, window):
-    # What is proposed for every message is the same in all; one of each kind stands for all.
+    # Subscriptions proposed for every message are handled alike; one of each kind is enough.
     has_time = isinstance(window, nc.TimeWindow)
     expected = oracle.Oracle(space, oracle.Statistics.of(sample), window)
     with registered(name, {}) as index:
@@ -172,7 +172,7 @@ def test_thousands_of_subscriptions_get_what_the_exhaustive_index_gives(name, is
 
 
 def churn(draw, is_geographic, kind, published, exhaustive):
-    """Subscribe, replace, unsubscribe and publish with both; what they deliver must be the same."""
+    """Subscribe, replace, unsubscribe and publish with both; their deliveries must be the same."""
     n_registered = 0
     for n_new in (2000, 1, 300, 60, 1500):
         new = [subscription(draw, n_registered + i, is_geographic, kind) for i in range(n_new)]
@@ -234,7 +234,7 @@ def test_nodes_are_built_anew_when_the_workload_changes():
 
 
 def entries(draw, n):
-    """Entries with one or two of nine words, and boxes of which some hold the region (0, 0, 8, 8)."""
+    """Entries with one or two of nine words, and boxes of which some contain the region (0, 0, 8, 8)."""
     records = np.zeros(n, ENTRY)
     low = draw.integers(-2, 8, (n, 2))
     records["west"], records["south"] = low.T

@@ -56,7 +56,7 @@ def test_bounds_of_boxes_are_not_idle():
 
 @pytest.mark.parametrize("text_weight", [0.6, 1.0])
 def test_prefixes_longer_than_there_are_levels(monkeypatch, text_weight):
-    # Twelve words, nearly all of which are needed: each is in a prefix of its own, and the last one holds the rest.
+    # Twelve words, nearly all of which are needed: each is in a separate prefix, and the last one has the rest.
     draw = random.Random(5)
     pool = [f"w{i}" for i in range(15)]
     monkeypatch.setattr("published.stamp.FANOUT", 400)
@@ -103,7 +103,7 @@ def test_a_leaf_that_overflows_is_divided():
 
 
 def check(regions, records):
-    """Every subscription is in the box of its leaf, no leaf holds too many, and the root leads to all of them."""
+    """Every subscription is in the box of its leaf, no leaf is overfull, and all are reachable from the root."""
     nodes = regions.nodes
     sizes = np.bincount(regions.leaf_of, minlength=regions.n_nodes)
     assert sizes.max() <= 10

@@ -1,4 +1,4 @@
-"""Spark batches give what a broker does: all kinds, any division of messages and subscriptions."""
+"""Spark batches give the deliveries of a broker: all kinds, any partitioning of messages and subscriptions."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from table_rows import subscriptions_to_table
 
 
 def expected_results(scenario, messages):
-    """What an embedded broker gives in the end."""
+    """The final results of an embedded broker."""
     broker = nc.Broker(space=SPACE, vocabulary=scenario.vocabulary(), window=scenario.window)
     broker.subscribe(scenario.first)
     stateless = {s.id for s in scenario.first if s.kind in ("boolean", "similar")}
@@ -30,7 +30,7 @@ def settings(scenario, tmp_path, **others):
 
 
 def in_order(scenario):
-    """All messages by time, no two at the same: which of those comes first hangs on how Spark has divided them."""
+    """All messages by time, no two at the same, since the order of those depends on Spark's partitions."""
     messages = sorted((m for _, batch in scenario.batches for m in batch), key=lambda m: m.ts)
     return [dataclasses.replace(message, ts=message.ts + place / 1000) for place, message in enumerate(messages)]
 
@@ -70,11 +70,23 @@ def test_the_sample_is_drawn_at_random_from_all_rows(spark):
     assert [((numbers >= low) & (numbers < low + 1_000)).sum() for low in range(0, 10_000, 1_000)] == pytest.approx(
         [100] * 10, abs=40
     )
-    # However the rows lie, the same seed draws the same.
+    # The same seed draws the same, however the rows are partitioned.
     again = drawn(frame.repartition(3), 1_000, seed=3)
     assert again["number"].to_pylist() == numbers.tolist()
     assert drawn(frame, 1_000, seed=4)["number"].to_pylist() != numbers.tolist()
     assert drawn(frame, 20_000, seed=3).num_rows == 10_000
+
+
+def test_the_sample_of_messages_whose_ids_repeat_is_drawn_from_all_of_them(spark):
+    """A hash of the ids would draw nothing, or the messages of one sender."""
+    frame = spark.range(0, 3_000, 1, 4).selectExpr("concat('bus', id % 3) id", "double(id) x")
+    for seed in range(3):
+        found = drawn(frame, 300, seed)
+        counts = found.group_by("id").aggregate([("x", "count_distinct")])["x_count_distinct"].to_pylist()
+        assert sum(counts) == found.num_rows == 300
+        assert counts == pytest.approx([100] * 3, abs=50)
+    # Where all rows are equal, the filter passes none of them or all.
+    assert [drawn(frame.selectExpr("'bus' id", "1.0 x"), 300, seed).num_rows for seed in range(3)] == [300] * 3
 
 
 def test_settings_of_a_partitioner_reach_the_plan(spark, tmp_path):
@@ -102,7 +114,7 @@ def test_changes_are_those_of_a_stream_of_batches(spark, tmp_path, partitioner):
         for row in rows(broker.publish_batch(messages[start : start + 70]))
     ]
     found = match(
-        # Some have the same time; what comes first then is the order of the DataFrame.
+        # Some have the same time; these are in the order of the DataFrame.
         spark.createDataFrame(message_table(messages)),
         spark.createDataFrame(subscriptions_to_table(scenario.first)),
         results="changes",
@@ -144,9 +156,9 @@ def test_bad_rows_are_put_aside(spark, tmp_path, partitioner):
         found = match(messages, some, space=SPACE, **options).collect()
         if expected:
             assert {tuple(row)[:2] for row in found} == expected
-        told = [row for file in sorted(place.iterdir()) for row in pq.ParquetFile(file).read().to_pylist()]
-        assert [row["id"] for row in told] == ["far", "b"]
-        assert told[0]["reason"] == "x is 7.0; it must be between 0.0 and 1.0, the bounds of the space"
+        rejected_rows = [row for file in sorted(place.iterdir()) for row in pq.ParquetFile(file).read().to_pylist()]
+        assert [row["id"] for row in rejected_rows] == ["far", "b"]
+        assert rejected_rows[0]["reason"] == "x is 7.0; it must be between 0.0 and 1.0, the bounds of the space"
 
 
 def test_no_subscriptions_no_deliveries(spark):
@@ -159,7 +171,7 @@ def test_no_subscriptions_no_deliveries(spark):
     )
 
 
-def test_a_damaged_plan_is_told(spark, tmp_path):
+def test_a_damaged_plan_is_reported(spark, tmp_path):
     messages = spark.createDataFrame([(1, 0.5, 0.5, "tea")], "id long, x double, y double, text string")
     somebody = spark.createDataFrame([("ana", "boolean", "tea")], "id string, kind string, expression string")
     planned = plan(somebody, space=SPACE, folder=str(tmp_path))

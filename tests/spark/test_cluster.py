@@ -1,7 +1,7 @@
 """The stream on several executors, one of which is killed; it ends with the deliveries of an undisturbed broker.
 
-Which fault would show: code or state that reaches the driver alone, a Python that is not the driver's, a shard that is
-lost with its executor.
+Faults that would show: code or state that only the driver has, a Python that is not the driver's, a shard lost with its
+executor.
 """
 
 import json
@@ -31,7 +31,7 @@ pytestmark = [
 
 @contextmanager
 def ended(process):
-    """Kill a process, and all that it started, in the end."""
+    """Kill a process and its children at the end of the block."""
     try:
         yield process
     finally:
@@ -41,7 +41,7 @@ def ended(process):
 
 
 def environment(folder):
-    """Everything stays on this machine, and work folders out of the installed package."""
+    """The environment of a local cluster: work folders outside of the installed package."""
     home = folder / "spark"
     if not home.exists():
         home.mkdir()
@@ -63,8 +63,8 @@ def standalone(folder):
         for number, (name, *arguments) in enumerate(commands):
             log = folder / f"{number}.log"
             command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", *map(str, arguments)]
-            with open(log, "w") as told:
-                options = {"env": os.environ | environment(folder), "stdout": told, "stderr": told}
+            with open(log, "w") as output:
+                options = {"env": os.environ | environment(folder), "stdout": output, "stderr": output}
                 process = subprocess.Popen(command, start_new_session=True, **options)
             processes.append(stack.enter_context(ended(process)))
             wait_for_listener(process, f"127.0.0.1:{port if number == 0 else sites[number]}", log)

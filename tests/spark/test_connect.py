@@ -1,4 +1,4 @@
-"""Batches and streams over Spark Connect, whose client has no Java: a server of its own, started for the test."""
+"""Batches and streams over Spark Connect, whose client has no Java: a server is started for the test."""
 
 import os
 import subprocess
@@ -45,10 +45,10 @@ found = match(
 assert sorted(map(tuple, found.collect()), key=repr) == sorted(expected, key=repr)
 assert len(expected) > 100
 
-def kept(deliveries, batch):
+def appended(deliveries, batch):
     deliveries.write.parquet(str(folder / "out" / str(batch)))
 
-started(spark, scenario, folder / "state", sinks=[kept]).awaitTermination()
+started(spark, scenario, folder / "state", sinks=[appended]).awaitTermination()
 found = spark.read.parquet(*(str(folder / "out" / str(batch)) for batch in range(3))).count()
 print(found)
 spark.stop()
@@ -64,7 +64,7 @@ def test_fit_match_and_stream(tmp_path):
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    # The server takes the folder it is started in for its own files.
+    # The server writes its files to its working directory.
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 400}
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr[-5000:]

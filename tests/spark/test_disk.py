@@ -1,6 +1,7 @@
-"""The disk that holds the state is full, for real, at several moments; with space again, the pipeline goes on.
+"""The disk of the state is really full, at several moments; with free space, the pipeline resumes.
 
-Which fault would show: half a file taken for a whole one, a batch lost or done twice, an error that hides its cause.
+Faults that would show: a truncated file used as a complete one, a batch lost or repeated, an error that hides its
+cause.
 """
 
 import os
@@ -12,7 +13,7 @@ import pytest
 
 from pipelines import Scenario, assert_ended_like
 
-# Bytes that are left when the disk is filled: what fails is an input, a delivery, a snapshot or Spark's own file.
+# Free bytes of the filled disk: the write of an input, a delivery, a snapshot or Spark's own file fails.
 ROOMS = (0, 36864, 49152, 98304)
 SCRIPT = """
 import shutil
@@ -44,7 +45,7 @@ shutil.copytree(disk / "state", folder / "state")
 
 
 def in_small_disk(disk, command, **options):
-    """Run a command that sees, alone, a file system of 8 MB in a folder."""
+    """Run a command with a private file system of 8 MB in a folder."""
     rights = [] if os.geteuid() == 0 else ["--map-root-user"]
     mount = f"mount -t tmpfs -o size=8m tmpfs '{disk}' && exec \"$@\""
     return subprocess.run(

@@ -1,7 +1,7 @@
-"""Processes are killed for real, at random moments; the pipeline ends with the deliveries of an undisturbed run.
+"""Processes are killed at random moments; the pipeline ends with the deliveries of an undisturbed run.
 
-Which fault would show: a batch lost or done twice, a change of a subscription forgotten or made twice, a result that
-depends on which worker held a shard.
+Faults that would show: a batch or a change lost or applied twice, a result that depends on which worker has cached a
+shard.
 """
 
 import os
@@ -15,7 +15,7 @@ import pytest
 from pipelines import Scenario, assert_ended_like
 from processes import finish, found_processes, n_batches_done, start, wait_for
 
-# `make soak` asks for more.
+# `make soak` sets a larger number.
 N_SEEDS = int(os.environ.get("NEARCAST_KILL_SEEDS", "1"))
 
 

@@ -17,6 +17,6 @@ def test_the_settings_of_a_pipeline_cannot_change(tmp_path):
         with pytest.raises(nc.NearcastError, match=f"{name} is {value}; the pipeline in .* was made for {known}"):
             folder.create(replace(folder.plan(), **{name: value}), scenario.vocabulary())
     manifest = folder.path / "PIPELINE.json"
-    manifest.write_text(manifest.read_text().replace("nearcast-pipeline-2", "nearcast-pipeline-9"))
-    with pytest.raises(nc.StorageError, match="has format 'nearcast-pipeline-9'"):
+    manifest.write_text(manifest.read_text().replace("nearcast-pipeline-3", "nearcast-pipeline-9"))
+    with pytest.raises(nc.StorageError, match="has format 'nearcast-pipeline-9 of nearcast-state-"):
         folder.create(folder.plan(), scenario.vocabulary())

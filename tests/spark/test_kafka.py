@@ -1,6 +1,7 @@
-"""A pipeline between topics of a real Kafka broker delivers what an embedded broker does, past records of any kind.
+"""A pipeline between topics of a real Kafka broker delivers what an embedded broker does, with unreadable records among
+the others.
 
-Skipped where the jars are not in the cache and cannot be fetched; `make test-kafka` fails there instead.
+Skipped if the jars are not cached and cannot be downloaded; `make test-kafka` fails there instead.
 """
 
 import json
@@ -103,7 +104,7 @@ def connector():
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory):
-    """The addresses of a broker: for all, and for those with a password."""
+    """The addresses of a broker: without and with a password."""
     with kafka.running_broker(tmp_path_factory.mktemp("kafka"), jars_or_skip(kafka.broker_jars)) as addresses:
         yield addresses
 
@@ -134,13 +135,13 @@ def test_a_pipeline_from_topics_to_a_topic(tmp_path, connector, brokers):
         good = as_records(message_table(messages))
         bad = list(BAD_MESSAGES) if number == 1 else []
         steps.append({"changes": as_records(change_table(changes)), "messages": good[:9] + bad + good[9:]})
-        # A batch takes 20 records, bad ones included, and the changes of a step come with its first.
+        # A batch has 20 records, bad ones included, and the changes of a step are in its first batch.
         n_first = 20 - len(bad)
         batches += [(changes, messages[:n_first]), ([], messages[n_first:])]
     scenario.batches = batches
     assert all(step["changes"] for step in steps)
     steps[1]["changes"].insert(1, BAD_CHANGE)
-    # What lies before the starting offset is not read.
+    # Records before the starting offset are not read.
     steps[0]["messages"] = steps[-1]["messages"][:2] + steps[0]["messages"]
     (tmp_path / "steps").write_bytes(pickle.dumps(steps))
 

@@ -94,7 +94,7 @@ kafka.security.protocol = "SSL"
 """
 
 
-def test_sources_elsewhere_are_told_as_they_stand(tmp_path):
+def test_settings_of_other_sources_are_unchanged(tmp_path):
     files = 'format = "json"\npath = "messages"\nfiles_per_batch = 1\n'
     assert files in GOOD
     (tmp_path / "pipeline.toml").write_text(GOOD.replace(files, KAFKA))
@@ -283,12 +283,12 @@ def test_a_run_that_goes_on_tells_of_its_batches_and_ends_when_asked(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as running:
         lines = iter(running.stderr.readline, "")
-        told = next(line for line in lines if line.startswith("batch"))
+        line_of_batch = next(line for line in lines if line.startswith("batch"))
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=100)
     assert re.fullmatch(
         r"batch +0 +1 messages +[\d,]+/s +1 deliveries +[\d.]+ m?s  state +[\d.]+ kB  lag +[\d.,]+ (s|min|h|days)\n",
-        told,
+        line_of_batch,
     )
     assert running.returncode == 0, err
     assert "Traceback" not in err

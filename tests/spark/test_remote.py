@@ -1,9 +1,8 @@
 """State and plans on another file system, where only copies can be mapped into memory.
 
-It is one of pyarrow's, rooted in a folder that nobody reaches by its path. A machine is a temporary folder of its own.
-Which fault would show: a copy taken for the state, an upload that was cut off taken for a whole one, files of two
-attempts mixed, a snapshot removed that is needed, garbage that stays, a file system that does not answer taken for
-damage.
+It is one of pyarrow's, rooted in a folder that is not used by its path. A machine is a temporary folder. Faults that
+would show: a cached copy used as the state, an interrupted upload used as a complete one, files of two attempts mixed,
+a needed snapshot removed, garbage that is not collected, an unavailable file system treated as damage.
 """
 
 import json
@@ -41,17 +40,17 @@ from pipelines import (
 
 
 def elsewhere(folder):
-    """A folder of a file system, not of the files of a machine."""
+    """A folder of a file system that is not the local one."""
     return pyarrow.fs.SubTreeFileSystem(str(folder), pyarrow.fs.LocalFileSystem())
 
 
 def state_elsewhere(tmp_path):
-    """The folder of a state there."""
+    """The folder of a state on that file system."""
     return tree_at("state", elsewhere(tmp_path / "state"))
 
 
 class Machine:
-    """A process that caches shards, on a machine of its own."""
+    """A process that caches shards, on its own machine."""
 
     def __init__(self, path, monkeypatch):
         self.path, self.cache, self.monkeypatch = path, {}, monkeypatch
@@ -71,7 +70,7 @@ class Machine:
             shutil.rmtree(entry)
 
     def copies(self):
-        """The numbers of the states that it has copies of, by parent."""
+        """The numbers of the states in its cache, by parent."""
         found = {}
         for manifest in self.path.rglob(MANIFEST):
             state = manifest.parent.parent
@@ -85,12 +84,12 @@ def machines(tmp_path, monkeypatch):
 
 
 def sent(folder):
-    """The folder as a worker gets it."""
+    """The folder as pickled for a worker."""
     return pickle.loads(pickle.dumps(folder))
 
 
 def deadly(draw, monkeypatch):
-    """Let the next that writes die: among the files of a state, before or after a manifest or another file."""
+    """Kill the next writer: between the files of a state, before or after a manifest or another file."""
     upload, put = RemoteTree._upload, RemoteTree._put
 
     def dying_upload(self, folder, key):
@@ -111,7 +110,7 @@ def deadly(draw, monkeypatch):
 
 @pytest.mark.parametrize(("seed", "partitioner"), [(80, "hash"), (81, "location")])
 def test_machines_that_die_and_are_lost(tmp_path, monkeypatch, machines, seed, partitioner):
-    """Three machines take turns; now and then one dies while it writes, forgets, or loses its disk."""
+    """Three machines alternate; now and then one dies while it writes, loses its cache, or its disk."""
     scenario = Scenario(tmp_path / "in", seed=seed, n_batches=12, is_written=False)
     draw = random.Random(seed)
     with machines[0]:
@@ -173,11 +172,11 @@ def test_damage_is_passed_over_or_mended(tmp_path, machines):
         return report.replayed
 
     assert replayed(other) == 0
-    # A copy that is damaged is fetched again.
+    # A damaged copy is downloaded again.
     for file in other.path.rglob("*.arrow"):
         file.write_bytes(b"torn")
     assert replayed(other) == 0
-    # An upload that was cut off, though its manifest is there: machines without a copy take an earlier snapshot.
+    # An interrupted upload with a manifest: machines without a copy open an earlier snapshot.
     file = next(last.rglob("*.arrow"))
     content = file.read_bytes()
     file.write_bytes(content[:-1])
@@ -186,7 +185,7 @@ def test_damage_is_passed_over_or_mended(tmp_path, machines):
     assert replayed(third) == 2
     file.write_bytes(content)
     assert replayed(third) == 0
-    # A copy alone says nothing.
+    # A cached copy alone is not a committed state.
     manifest = last / MANIFEST
     content = manifest.read_bytes()
     for bad in (content[:-5], b"{}", None):
@@ -194,7 +193,7 @@ def test_damage_is_passed_over_or_mended(tmp_path, machines):
         assert replayed(one) == 2
     (second / MANIFEST).unlink()
     assert replayed(one) == 4
-    # An input that is damaged is written again.
+    # A damaged input is written again.
     for file in (state / "inputs" / "0000000007").rglob("*.arrow"):
         file.write_bytes(b"torn")
     with third:
@@ -209,8 +208,8 @@ def test_damage_is_passed_over_or_mended(tmp_path, machines):
 def test_garbage_goes_and_what_is_needed_stays(tmp_path, machines):
     """
     batch        -1 0 1 2 3 4 5 6 7 8 9 10 11
-    shard 0 kept  *     *     *     *     *         (batch + 0) % 3 == 0, from 0 on
-    shard 1 kept  *       *     *     *      *      (batch + 1) % 3 == 0
+    shard 0 saved *     *     *     *     *         (batch + 0) % 3 == 0, from 0 on
+    shard 1 saved *       *     *     *      *      (batch + 1) % 3 == 0
     """
     scenario = Scenario(tmp_path / "in", seed=82, n_batches=12, n_messages=5, is_written=False)
     state = tmp_path / "state"
@@ -224,7 +223,7 @@ def test_garbage_goes_and_what_is_needed_stays(tmp_path, machines):
             with machine:
                 run_shard(sent(folder), shard, batch)
         if batch == 6:
-            # Files of writers that were given up.
+            # Files of abandoned writers.
             for name in ("inputs/0000000001", "shards/000/0000000000", "shards/001/0000000004"):
                 (state / name / "version").mkdir(parents=True)
                 (state / name / "version" / "x.npy").write_bytes(b"x")
@@ -236,9 +235,9 @@ def test_garbage_goes_and_what_is_needed_stays(tmp_path, machines):
         name: sorted(int(entry.name) for entry in (state / name).iterdir())
         for name in ("inputs", "shards/000", "shards/001")
     }
-    # All up to 10 are done for good: two snapshots before that, the one of 11, and the inputs behind the oldest.
+    # All up to 10 are committed: two snapshots before that, the one of 11, and the inputs after the oldest remain.
     assert numbers == {"inputs": [6, 7, 8, 9, 10, 11], "shards/000": [6, 9], "shards/001": [5, 8, 11]}
-    # Copies go when the next snapshot is kept, and on the driver's machine at once.
+    # Copies are evicted at the next snapshot, and on the driver's machine immediately.
     assert one.copies() == {"inputs": set(range(6, 12)), "000": {6, 9}}
     assert other.copies() == {"inputs": set(range(6, 12)), "001": {5, 8, 11}}
     with machines[2]:
@@ -258,7 +257,7 @@ def test_two_attempts_at_one_snapshot_do_not_mix(tmp_path, monkeypatch, machines
     put = RemoteTree._put
 
     def second(self, written_key, content):
-        """Just before the manifest of the first comes, the second does all of its work."""
+        """Just before the first writes its manifest, the second does all of its work."""
         monkeypatch.setattr(RemoteTree, "_put", put)
         with other:
             sent(tree).write_state(key, lambda path: write_state(path, states[1]))
@@ -273,7 +272,7 @@ def test_two_attempts_at_one_snapshot_do_not_mix(tmp_path, monkeypatch, machines
     for machine in machines:
         with machine:
             assert sent(tree).read_state(key, read_state).arrays["x"][0] == 0
-    # The same again: nothing is added, and it may be read.
+    # A repetition adds nothing, and the state can be read.
     with other:
         tree.write_state(key, lambda path: write_state(path, states[1]))
         assert tree.read_state(key, read_state).arrays["x"][0] == 1
@@ -322,11 +321,11 @@ def test_a_state_goes_on_only_with_what_it_was_made_for(tmp_path, machines):
         assert folder.sample().num_rows == 0
 
 
-def test_a_log_is_kept_in_pieces(tmp_path, monkeypatch):
+def test_a_log_is_stored_in_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "MAX_LINES", 4)
     lines = [f'{{"batch": {number}}}'.encode() for number in range(11)]
     for start in (0, 3, 8):
-        # A driver that goes on where another stopped.
+        # A driver that resumes where another stopped.
         tree = tree_at("state", elsewhere(tmp_path / "state"))
         for line in lines[start : {0: 3, 3: 8, 8: 11}[start]]:
             tree.append("metrics.jsonl", line)
@@ -348,7 +347,7 @@ def test_copies_that_nobody_uses_are_removed(tmp_path, monkeypatch, machines):
         monkeypatch.setattr(remote, "_swept", set())
         trees[1].read_state("inputs/0000000000", read_state)
         assert {entry.name for entry in root.iterdir()} == {tree._name for tree in trees[1:]}
-        # It is fetched when it is needed.
+        # It is downloaded on demand.
         trees[0].read_state("inputs/0000000000", read_state)
 
 
@@ -403,22 +402,22 @@ def test_a_stream_goes_on_without_its_copies(spark, tmp_path):
     for name in ("messages", "changes"):
         for file in (later / name).iterdir():
             file.rename(tmp_path / "in" / name / file.name)
-    # Other machines: without copies, and without shards that a worker of this session has cached.
+    # Other machines: without copies, and without the cached shards of this session's workers.
     shutil.rmtree(tree_at("state", state)._copies())
     pipeline = tmp_path / "state" / "PIPELINE.json"
     pipeline.write_text(json.dumps(json.loads(pipeline.read_text()) | {"run": tmp_path.name}))
-    told = []
-    started(spark, scenario, state, sinks=[sink], on_batch=told.append, **notes).awaitTermination()
+    metrics = []
+    started(spark, scenario, state, sinks=[sink], on_batch=metrics.append, **notes).awaitTermination()
     expected, ids = scenario.expected()
     assert delivered(tmp_path / "state") == expected
     assert sunk == [(batch, expected[batch]) for batch in range(6)]
-    assert told[0]["repeated_batches"] > 0
-    assert told[-1]["subscriptions"] == len(ids)
+    assert metrics[0]["repeated_batches"] > 0
+    assert metrics[-1]["subscriptions"] == len(ids)
     folder = Folder(tree_at("state", state))
     assert answers([shard_after(folder, shard, 5) for shard in range(2)]) == scenario.ended
     lines = [json.loads(line) for line in folder.tree.log("metrics.jsonl").splitlines()]
     assert [line["batch"] for line in lines] == [-1, *range(6)]
-    # Notes of Spark that belong to no batch of this state would make it take rows for those of other batches.
+    # With the checkpoint of another state Spark would use rows for other batches.
     with pytest.raises(
         Exception, match=r"local:.*/state is at batch 5, but Spark starts batch 0: the checkpoint is not"
     ):

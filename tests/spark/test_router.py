@@ -1,10 +1,10 @@
-"""A router gives back what it has charged, through replacements, moves and restarts."""
+"""A router subtracts exactly what it has charged, through replacements, moves and restarts."""
 
 import pyarrow as pa
 import pytest
 
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.spark.changes import UNSUBSCRIBE
+from nearcast.spark.change_order import UNSUBSCRIBE
 from nearcast.spark.folder import Plan
 from nearcast.spark.router import Router
 from pipelines import SPACE, Scenario, change_table, message_table

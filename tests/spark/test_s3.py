@@ -1,7 +1,7 @@
-"""State and plans in a bucket, over the protocol of S3, with a server of its own on this machine.
+"""State and plans in a bucket, over S3's protocol, with a server on this machine.
 
-Skipped unless NEARCAST_S3 names a Python that has the server, moto; `make test-s3` installs one, and fails where it
-cannot. Spark's checkpoint lies on a disk: Hadoop's connector to S3 is not part of Spark's package.
+Skipped unless NEARCAST_S3 names a Python with the server, moto; `make test-s3` installs one, and fails if it cannot.
+Spark's checkpoint is on a disk: Hadoop's connector to S3 is not part of Spark's package.
 """
 
 import os
@@ -60,8 +60,8 @@ def running_server(python, log):
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     command = [python, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with open(log, "w") as told:
-        server = subprocess.Popen(command, stdout=told, stderr=told)
+    with open(log, "w") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         wait_for_listener(server, address, log)
         yield address
@@ -72,7 +72,7 @@ def running_server(python, log):
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
-    """The URI of a bucket, up to its folders, and what follows these."""
+    """The URI of a bucket, before and after the path of a folder."""
     python = os.environ.get("NEARCAST_S3")
     if not python:
         pytest.skip("there is no server that speaks S3; `make test-s3` installs one")
@@ -85,7 +85,7 @@ def bucket(tmp_path_factory):
 
 
 def copied(tree, folder):
-    """Copy what came out of a pipeline to a folder of this machine."""
+    """Copy the output of a pipeline to a local folder."""
     pyarrow.fs.copy_files(tree._path("deliveries"), str(folder / "deliveries"), source_filesystem=tree._files)
     (folder / "metrics.jsonl").write_bytes(tree.log("metrics.jsonl"))
 
@@ -99,25 +99,25 @@ def test_a_pipeline_is_killed_and_goes_on_elsewhere(tmp_path, bucket):
     tree = tree_at("state", uri)
     command = [sys.executable, "-m", "nearcast.cli.submit", str(tmp_path / "pipeline.toml")]
     for n_batches in (3, 7, None):
-        # Each time on a machine of its own, that has no copies.
+        # Each time on a new machine without copies.
         temporary = tmp_path / f"machine-{n_batches}"
         temporary.mkdir()
-        with open(tmp_path / "told.txt", "w") as told:
+        with open(tmp_path / "output.txt", "w") as output:
             environment = os.environ | {"TMPDIR": str(temporary)}
-            driver = subprocess.Popen(command, env=environment, start_new_session=True, stdout=told, stderr=told)
+            driver = subprocess.Popen(command, env=environment, start_new_session=True, stdout=output, stderr=output)
         deadline = time.monotonic() + 240
         while driver.poll() is None and (n_batches is None or tree.log("metrics.jsonl").count(b"\n") < n_batches):
-            assert time.monotonic() < deadline, (tmp_path / "told.txt").read_text()[-3000:]
+            assert time.monotonic() < deadline, (tmp_path / "output.txt").read_text()[-3000:]
             time.sleep(0.05)
         if n_batches is None:
-            assert driver.returncode == 0, (tmp_path / "told.txt").read_text()[-3000:]
+            assert driver.returncode == 0, (tmp_path / "output.txt").read_text()[-3000:]
         else:
             os.killpg(driver.pid, signal.SIGKILL)
             assert driver.wait() == -signal.SIGKILL
         assert list(temporary.rglob(MANIFEST))
-    told = (tmp_path / "told.txt").read_text()
-    assert "state and deliveries are in s3://bucket/some/state" in told
-    assert SECRET not in told
+    output = (tmp_path / "output.txt").read_text()
+    assert "state and deliveries are in s3://bucket/some/state" in output
+    assert SECRET not in output
     copied(tree, tmp_path)
     expected, _ = scenario.as_taken(tmp_path).expected()
     assert delivered(tmp_path) == expected
@@ -152,7 +152,7 @@ def test_a_plan_in_a_bucket(spark, tmp_path, bucket):
     assert sorted(map(tuple, found), key=repr) == expected
     assert len(found) > 100
     shutil.rmtree(copies)
-    # What is not there is told.
+    # Missing states are reported.
     nobody = spark.createDataFrame([], "id string, kind string, expression string")
     with pytest.raises(OSError, match=r"NoSuchBucket|NO_SUCH_BUCKET|does not exist"):
         plan(nobody, folder=f"{bucket[0]}s/plans{bucket[1]}")

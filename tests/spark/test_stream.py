@@ -1,4 +1,4 @@
-"""The stream delivers what an embedded broker does, batch by batch; stopped, broken or repeated, it ends the same."""
+"""The stream delivers what an embedded broker does, batch by batch; stopped, killed or repeated, it ends the same."""
 
 import json
 import os
@@ -26,12 +26,12 @@ from table_rows import subscriptions_to_table
 @pytest.mark.parametrize("partitioner", [name for name in ON_SPARK if name != "hash"])
 def test_a_stream_delivers_what_a_broker_does_however_it_is_divided(spark, tmp_path, partitioner):
     scenario = Scenario(tmp_path / "in", seed=10, n_batches=4, has_window=False)
-    told = []
+    reported = []
     options = {"partitioner": partitioner, "sample": spark.createDataFrame(scenario.sample())}
-    started(spark, scenario, tmp_path / "state", on_batch=told.append, **options).awaitTermination()
+    started(spark, scenario, tmp_path / "state", on_batch=reported.append, **options).awaitTermination()
     expected, ids = scenario.expected()
     assert delivered(tmp_path / "state") == expected
-    assert told[-1]["subscriptions"] == len(ids)
+    assert reported[-1]["subscriptions"] == len(ids)
     with pytest.raises(nc.NearcastError, match=rf"partitioner is hash; the pipeline in .* was made for {partitioner}"):
         started(spark, scenario, tmp_path / "state")
 
@@ -61,21 +61,21 @@ def test_a_stream_keeps_the_settings_of_its_partitioner(spark, tmp_path):
 def test_a_stream_delivers_what_a_broker_does(spark, tmp_path, seed, shards, delay):
     clock = {} if delay is None else {"clock": "watermark", "delay": delay}
     scenario = Scenario(tmp_path / "in", seed=seed, **clock)
-    told = []
-    started(spark, scenario, tmp_path / "state", shards=shards, on_batch=told.append).awaitTermination()
+    reported = []
+    started(spark, scenario, tmp_path / "state", shards=shards, on_batch=reported.append).awaitTermination()
     expected, ids = scenario.expected()
     assert delivered(tmp_path / "state") == expected
     assert sum(len(found) for found in expected.values()) > 100
     assert scenario.n_moved > 10
-    assert [metrics["batch"] for metrics in told] == [-1, *range(8)]
-    assert told[-1]["subscriptions"] == len(ids)
+    assert [metrics["batch"] for metrics in reported] == [-1, *range(8)]
+    assert reported[-1]["subscriptions"] == len(ids)
     lines = [json.loads(line) for line in (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()]
-    assert lines == told
+    assert lines == reported
 
 
 @pytest.mark.parametrize("shards", [1, 5])
 def test_scores_are_those_of_a_broker_without_a_vocabulary(spark, tmp_path, monkeypatch, shards):
-    # Shards meet the words of long texts with repeats in orders of their own, and number them so.
+    # Each shard numbers the words of long texts in its own order of first occurrence.
     texts = random.Random(7)
     some = [[texts.choice(WORDS) for _ in range(texts.randint(10, 16))] for _ in range(12)]
     monkeypatch.setattr("pipelines.some_words", lambda draw: draw.choice(some))
@@ -91,17 +91,17 @@ def test_scores_are_those_of_a_broker_without_a_vocabulary(spark, tmp_path, monk
 def test_metrics_tell_what_happened(spark, tmp_path):
     scenario = Scenario(tmp_path / "in", seed=9, n_batches=7)
     state = tmp_path / "state"
-    told = []
+    reported = []
 
     def sized(metrics):
         found = [file for part in ("inputs", "shards") for file in (state / part).rglob("*") if file.is_file()]
-        told.append((metrics, sum(file.stat().st_size for file in found)))
+        reported.append((metrics, sum(file.stat().st_size for file in found)))
 
     before = datetime.now(UTC)
     started(spark, scenario, state, on_batch=sized, sinks=[lambda *_: time.sleep(0.05)]).awaitTermination()
     expected = scenario.expected()[0]
     times = [before]
-    for metrics, n_bytes in told:
+    for metrics, n_bytes in reported:
         stages = [metrics[f"{stage}_seconds"] for stage in ("input", "match", "sink", "cleanup")]
         assert all(seconds > 0 for seconds in stages)
         assert sum(stages) == pytest.approx(metrics["seconds"])
@@ -115,7 +115,7 @@ def test_metrics_tell_what_happened(spark, tmp_path):
         times.append(datetime.fromisoformat(metrics["time"]))
     assert times == sorted(times)
     assert times[-1] <= datetime.now(UTC)
-    (first, _), *others = told
+    (first, _), *others = reported
     assert first["lag_seconds"] is None
     for (metrics, _), (_, messages) in zip(others, scenario.batches, strict=True):
         newest = max(message.ts for message in messages)
@@ -132,20 +132,20 @@ def test_shards_rest_while_nothing_comes(spark, tmp_path):
             file = tmp_path / "in" / name / f"{number:04d}.parquet"
             pq.write_table(pq.ParquetFile(file).read().slice(0, 0), file)
             os.utime(file, (1_000_000 + number, 1_000_000 + number))
-    told, sunk = [], []
-    options = {"on_batch": told.append, "sinks": [lambda frame, batch: sunk.append((batch, frame.count()))]}
+    reported, sunk = [], []
+    options = {"on_batch": reported.append, "sinks": [lambda frame, batch: sunk.append((batch, frame.count()))]}
     started(spark, scenario, tmp_path / "state", snapshot_every=5, **options).awaitTermination()
     expected, ids = scenario.expected()
     assert delivered(tmp_path / "state") == expected
     assert sunk == [(batch, len(expected[batch])) for batch in range(9)]
-    # Shards are kept after batches 0 and 5, or 4.
-    assert [metrics["batch"] for metrics in told if not any(metrics["shard_seconds"])] == [2, 3, 7]
-    assert told[-1]["subscriptions"] == len(ids)
-    assert [metrics["subscriptions"] for metrics in told[3:6]] == [told[2]["subscriptions"]] * 3
+    # Snapshots are due after batches 0 and 5, or 4.
+    assert [metrics["batch"] for metrics in reported if not any(metrics["shard_seconds"])] == [2, 3, 7]
+    assert reported[-1]["subscriptions"] == len(ids)
+    assert [metrics["subscriptions"] for metrics in reported[3:6]] == [reported[2]["subscriptions"]] * 3
 
 
 def test_results_expire_while_nothing_comes(spark, tmp_path, monkeypatch):
-    """By the time of the driver, in batches without rows; a batch that is repeated keeps the time that it had."""
+    """By the time of the driver, in batches without rows; a repeated batch has the same time."""
     scenario = Scenario(tmp_path / "in", seed=12, n_batches=1, n_messages=0)
     first = [nc.TopK("t", "w0", at=(0, 0), k=1, spatial_weight=1)]
     messages = [nc.Message(f"m{i}", i / 2, 0, ["w0"], ts=2 * i) for i in range(2)]
@@ -215,14 +215,14 @@ def test_a_stopped_stream_goes_on(spark, tmp_path):
 
 @pytest.mark.parametrize("sizes", [(3, 40, 400, 2000), (2000, 400, 40, 3)], ids=["growing", "shrinking"])
 def test_files_of_one_batch_are_taken_in_order_of_their_time(spark, tmp_path, sizes):
-    """Spark reads the largest file first; names and sizes must not decide which messages a window holds."""
+    """Spark reads the largest file first; names and sizes must not decide which messages a window contains."""
     source = tmp_path / "in"
     source.mkdir()
     n_written = 0
     for number, size in enumerate(sizes):
         keys = range(n_written, n_written + size)
         table = pa.table({"id": keys, "x": [0.5] * size, "y": [0.5] * size, "text": ["tea"] * size})
-        # Names are against the times.
+        # The names are in the reverse order of the times.
         file = source / f"{9 - number}.parquet"
         pq.write_table(table, file, row_group_size=500)
         os.utime(file, (1_000_000 + number, 1_000_000 + number))
@@ -263,7 +263,7 @@ def test_damaged_snapshots_are_passed_over_and_damaged_inputs_written_again(spar
             file.write_bytes(file.read_bytes()[:-1])
     for file in (state / "inputs" / "0000000007").rglob("*.arrow"):
         file.write_bytes(file.read_bytes()[:-8])
-    # The workers of the session hold the shards; a new run must not.
+    # The workers of the session have cached the shards; a new run must not.
     run = json.loads((state / "PIPELINE.json").read_text())
     (state / "PIPELINE.json").write_text(json.dumps(run | {"run": tmp_path.name}))
     started(spark, scenario, state).awaitTermination()
@@ -386,7 +386,7 @@ def test_a_stream_may_begin_without_subscriptions_and_numbers_are_ids(spark, tmp
     kinds = "struct<subscription:bigint,message:bigint,change:tinyint,score:double,distance:double,rank:int>"
     assert seen == [(0, kinds, 1)]
     assert delivered(tmp_path / "state") == {-1: [], 0: [(1, 5, 1, None, None, None)]}
-    # What is there before the first message is read once: it is too late for others.
+    # The first subscriptions are read once, when the pipeline is created.
     others = spark.createDataFrame([(3, "boolean", "tea")], "id long, kind string, expression string")
     begun(subscriptions=others)
     assert delivered(tmp_path / "state") == {-1: [], 0: [(1, 5, 1, None, None, None)]}

@@ -1,4 +1,4 @@
-"""spark-submit runs a pipeline file; its master and settings hold, not those of the file."""
+"""spark-submit runs a pipeline file; its master and settings override those of the file."""
 
 import json
 import os
@@ -63,10 +63,10 @@ def test_a_submitted_pipeline(tmp_path):
     assert pq.ParquetDataset(tmp_path / "state" / "deliveries").read()["subscription"].to_pylist() == ["a"]
     (log,) = tmp_path.glob("local-*")
     events = map(json.loads, log.read_text().splitlines())
-    told = next(event for event in events if event["Event"] == "SparkListenerEnvironmentUpdate")["Spark Properties"]
+    entries = next(event for event in events if event["Event"] == "SparkListenerEnvironmentUpdate")["Spark Properties"]
     assert {"spark.master": "local[2,4]", "spark.app.name": "mine", "spark.sql.shuffle.partitions": "5"}.items() <= (
-        dict(told).items()
+        dict(entries).items()
     )
-    # What only one of them says holds as well.
-    assert dict(told)["spark.sql.session.timeZone"] == "Asia/Tokyo"
-    assert dict(told)["spark.sql.execution.arrow.maxRecordsPerBatch"] == "100000"
+    # Settings in only one of them apply as well.
+    assert dict(entries)["spark.sql.session.timeZone"] == "Asia/Tokyo"
+    assert dict(entries)["spark.sql.execution.arrow.maxRecordsPerBatch"] == "100000"

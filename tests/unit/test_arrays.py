@@ -1,4 +1,4 @@
-"""Rows in the order that NumPy gives them, and which segments should be one."""
+"""Rows in NumPy's order, and the choice of segments to merge."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_a_tier_is_what_is_not_much_larger_than_all_behind_it():
 def test_a_contiguous_tier_ends_at_the_first_segment_that_is_too_large():
     assert first_merged([], 1, is_contiguous=True) == -1
     assert first_merged([3, 8, 4, 4], 1, is_contiguous=True) == 0
-    # The oldest segment of a window has shrunk; it does not draw in the one behind it.
+    # The oldest segment of a window has shrunk; the next one is not merged for that.
     assert first_merged([3, 9, 4, 4], 1, is_contiguous=True) == 2
     assert first_merged([3, 9, 4, 4], 1) == 0
     assert first_merged([5, 5], 0, is_contiguous=True) == 1

@@ -1,4 +1,4 @@
-"""Bad input is refused with the field, the value and what would be right."""
+"""Bad input is rejected with the field, the value and what would be right."""
 
 import math
 import pickle

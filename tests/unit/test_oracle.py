@@ -1,4 +1,4 @@
-"""Checks of the oracle by hand, so that it is not trusted blindly."""
+"""Checks of the oracle against results computed by hand."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_a_batch_reports_the_net_change():
     broker = oracle.Oracle(PLANE, window=CountWindow(2))
     broker.subscribe(Nearest("n", "a", at=(0, 0), k=1))
     broker.subscribe(Boolean("b", "a", within=Circle(0, 0, 2)))
-    # m1 enters and leaves within the batch, so the nearest never shows it; the boolean match counts still.
+    # m1 enters and leaves within the batch, so the nearest does not report it; the boolean match does.
     batch = [Message("m1", 0, 0, "a"), Message("m2", 2, 0, "a"), Message("m3", 3, 0, "a")]
     assert broker.publish_batch(batch) == [
         Delivery("b", "m1", 1, None, 0.0),

@@ -16,7 +16,7 @@ Planar = Annotated[
     typer.Option(
         "--planar",
         metavar="MIN_X MIN_Y MAX_X MAX_Y",
-        help="Bounds of a plane that has the points; by default points are longitude and latitude.",
+        help="Bounds of a planar space; by default points are longitude and latitude.",
     ),
 ]
 MaxDist = Annotated[

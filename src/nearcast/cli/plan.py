@@ -26,8 +26,8 @@ from nearcast.cli.show import errors, output, print_rejections
 from nearcast.columns import MessageColumns, SubscriptionColumns, taken, taken_messages
 from nearcast.errors import NearcastError, Rejection
 from nearcast.model import CountWindow, checked_choice
+from nearcast.partition.measures import Report, draw, report
 from nearcast.partition.registry import PARTITIONERS, checked_options
-from nearcast.partition.report import Report, draw, report
 from nearcast.partition.statistics import SAMPLE_SIZE, Statistics
 from nearcast.tables.compile import compiled_table, last_of_each
 from nearcast.tables.intake import Intake

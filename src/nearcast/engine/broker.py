@@ -10,10 +10,10 @@ from typing import Literal, overload
 import pyarrow as pa
 
 from nearcast.engine.explanation import Explanation
+from nearcast.engine.lifecycle import Lifecycle
 from nearcast.engine.outbox import as_list, as_table, outcome_of, with_rejections
 from nearcast.engine.preview import Preview
 from nearcast.engine.questions import Stats, explanation_of, ids_of, preview_of, results_of, stats_of
-from nearcast.engine.session import Session
 from nearcast.engine.settings import checked_settings, checked_type
 from nearcast.errors import ON_ERROR, NearcastError, OnError
 from nearcast.feeds.buffer_policy import BufferPolicyName
@@ -40,7 +40,7 @@ from nearcast.tables.arrow_columns import as_table as table_of
 from nearcast.text.vocabulary import Vocabulary
 
 
-class Broker(Session):
+class Broker(Lifecycle):
     """Registers subscriptions, takes in messages, and returns which message reaches which subscription.
 
     Parameters
@@ -157,9 +157,13 @@ class Broker(Session):
         accuracy: float | None = None,
     ) -> list[Delivery]: ...
     @overload
-    def move(self, table: pa.Table, /, *, on_error: Literal["raise"] = "raise") -> pa.Table: ...
+    def move(
+        self, table: pa.Table, /, *, ts: datetime | float | None = None, on_error: Literal["raise"] = "raise"
+    ) -> pa.Table: ...
     @overload
-    def move(self, table: pa.Table, /, *, on_error: Literal["skip"]) -> tuple[pa.Table, pa.Table]: ...
+    def move(
+        self, table: pa.Table, /, *, ts: datetime | float | None = None, on_error: Literal["skip"]
+    ) -> tuple[pa.Table, pa.Table]: ...
     def move(
         self,
         subscription_id: Id | pa.Table,
@@ -180,13 +184,14 @@ class Broker(Session):
         ----------
         subscription_id, or table : id, or Arrow table
             A table has the columns id, x and y (or lon and lat) or a region as in a table of subscriptions, and may
-            have ts and accuracy. Of several rows for one id the last counts; with a fence, each of those of a boolean
-            or similarity subscription does.
+            have ts and accuracy. Of several rows for one id the last counts; a fence that delays changes considers each
+            of them, and the net difference is returned.
         place : point or region
             A point is the new centre of a circle or box, which keeps its size; a region takes the place of another.
         ts : datetime or seconds since 1970, optional
-            When the subscriber was there. The clock advances to it: messages that have expired by then are no longer
-            active, and those that are too old for a TimeWindow have left it.
+            When the subscriber was there; for a table, a moment that all rows share besides their own. The clock
+            advances to it: messages that have expired by then are no longer active, and those that are too old for a
+            TimeWindow have left it.
         accuracy : metres, optional
             How wrong the position may be.
         on_error : {"raise", "skip"}, default "raise"
@@ -217,7 +222,7 @@ class Broker(Session):
         if isinstance(subscription_id, (pa.Table, pa.RecordBatch)):
             with self._writing, self._flushed():
                 parts, relocation = self._engine.parts, self._engine.relocation
-                changes, rejections = relocation.table(table_of(subscription_id), on_error)
+                changes, rejections = relocation.table(table_of(subscription_id), on_error, ts)
                 return with_rejections((as_table(parts, outcome_of(changes)), rejections), on_error)
         if place is None:
             raise NearcastError("place is missing; it must be a point or a region, or positions an Arrow table")

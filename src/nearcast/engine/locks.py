@@ -11,8 +11,8 @@ from nearcast.errors import NearcastError
 class FairLock:
     """A reentrant lock that is granted in turn: no thread gets it again while another one waits.
 
-    A plain lock goes to the first thread that asks after its release. That is mostly the thread that has just released
-    it, so a thread that publishes all the time would keep others from subscribing.
+    A plain lock is acquired by the first thread that requests it after its release. That is mostly the thread that has
+    just released it, so a thread that publishes all the time would starve those that subscribe.
     """
 
     def __init__(self) -> None:

@@ -72,6 +72,8 @@ class Parts:
 def composed(settings: Settings) -> Parts:
     """Return new parts, without subscriptions and messages."""
     space, vocabulary, fence = settings.space, settings.vocabulary, settings.fence
+    # The accuracy of a fence delays nothing: it only selects positions.
+    has_delays = fence is not None and (fence.dwell > 0 or fence.hysteresis > 0)
     lock, clock = FairLock(), EventClock()
     pool = ThreadPoolExecutor(settings.threads, "nearcast") if settings.threads > 1 else None
     store = SubscriptionStore(space, vocabulary, settings.index, lock)
@@ -89,7 +91,7 @@ def composed(settings: Settings) -> Parts:
         ranking=Ranking(store, matcher, feeds, window),
         active=active,
         moves=moves,
-        fences=None if fence is None or active is None else Fences(store, matcher, active, moves, fence),
+        fences=Fences(store, matcher, active, moves, fence) if fence and active and has_delays else None,
         intake=Intake(space, vocabulary, settings.window, settings.lifetime),
         clock=clock,
         tally=Tally(),

@@ -61,7 +61,7 @@ class Publishing:
         """Append messages to window and feeds without computing deliveries."""
         raw = self._parts.intake.all_good(messages)
         columns = self._parts.intake.columns(raw, self._parts.tally.messages)
-        self._take_in(columns, raw.ids.to_pylist(), raw.ids.type, raw.expires, only_kept=True)
+        self._take_in(columns, raw.ids.to_pylist(), raw.ids.type, raw.expires, only_feeds=True)
 
     def _take_in(
         self,
@@ -70,17 +70,17 @@ class Publishing:
         id_type: pa.DataType,
         expires: Int64Array | int,
         *,
-        only_kept: bool = False,
+        only_feeds: bool = False,
     ) -> tuple[Matches, FeedChanges]:
         """Match messages and append them to window, feeds and active messages; return matches and changes.
 
-        `expires` are their own times of expiry, NO_TIME for none. With `only_kept` matches of others may be missing.
+        `expires` are their own times of expiry, NO_TIME for none. With `only_feeds` matches of others may be missing.
         """
         parts = self._parts
         if parts.feeds:
-            others, changes = self._take_in_chunks(messages, ids, id_type, only_kept)
+            others, changes = self._take_in_chunks(messages, ids, id_type, only_feeds)
         else:
-            others, n_candidates = (NO_MATCHES, 0) if only_kept else parts.matcher.found(messages)
+            others, n_candidates = (NO_MATCHES, 0) if only_feeds else parts.matcher.found(messages)
             changes = NO_CHANGES
             with parts.guard.change("publish"):
                 parts.tally.candidates += n_candidates
@@ -95,7 +95,7 @@ class Publishing:
         return others, changes
 
     def _take_in_chunks(
-        self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, only_kept: bool
+        self, messages: MessageColumns, ids: list[Id], id_type: pa.DataType, only_feeds: bool
     ) -> tuple[Matches, FeedChanges]:
         """Match and append a batch in chunks: floors rise in between, so later chunks have fewer candidates."""
         parts = self._parts
@@ -108,7 +108,7 @@ class Publishing:
             while start < len(ids) or not others:
                 stop = min(len(ids), start + size)
                 chunk = rows_between(messages, start, stop)
-                found, n_candidates = parts.matcher.found(chunk, only_kept=only_kept)
+                found, n_candidates = parts.matcher.found(chunk, only_feeds=only_feeds)
                 parts.tally.candidates += n_candidates
                 of_feeds, rest = parts.feeds.split(found)
                 if parts.window is not None:
@@ -118,7 +118,7 @@ class Publishing:
                 self._pairs_per_message = of_feeds.rows.size / max(1, stop - start)
                 size = max(1, int(min(size * MAX_GROWTH, MAX_PAIRS_OF_A_CHUNK / max(1, self._pairs_per_message))))
                 start = stop
-            return joined(others), parts.feeds.finish(is_reported=not only_kept)
+            return joined(others), parts.feeds.finish(is_reported=not only_feeds)
 
     def _count_messages(self, ids: list[Id], id_type: pa.DataType) -> None:
         if ids:

@@ -8,6 +8,7 @@ from datetime import datetime
 import numpy as np
 import pyarrow as pa
 
+from nearcast.columns import NO_TIME
 from nearcast.engine.parts import Parts
 from nearcast.errors import NearcastError, OnError, Rejection, check_rejections
 from nearcast.feeds.changes import FeedChanges
@@ -52,26 +53,32 @@ class Relocation:
         )
         return self._move(found)
 
-    def table(self, table: pa.Table, on_error: OnError) -> tuple[FeedChanges, list[Rejection]]:
-        """Move many subscriptions; return the changes and, if they are skipped, the bad rows."""
+    def table(
+        self, table: pa.Table, on_error: OnError, ts: datetime | float | None = None
+    ) -> tuple[FeedChanges, list[Rejection]]:
+        """Move many subscriptions at a moment; return the changes and, if they are skipped, the bad rows."""
+        until = moment("ts", ts)
         found, rejections = positions(
             self._parts.store, table, has_window=self._has_window, needs_time=self._needs_time
         )
         check_rejections(rejections, on_error)
-        return self._move(found), rejections
+        return self._move(found, until), rejections
 
     def advance(self, ts: datetime | float) -> FeedChanges:
         """Advance the clock to a moment; return the changes."""
+        if ts is None:
+            raise NearcastError("ts is None; it must be a datetime or seconds since 1970")
         until = moment("ts", ts)
         with self._parts.guard.change("advance"):
             self._parts.clock.advance(until)
             return self._parts.feeds.advance()
 
-    def _move(self, found: Positions) -> FeedChanges:
+    def _move(self, found: Positions, until: int = NO_TIME) -> FeedChanges:
         parts = self._parts
         if self._max_error is not None:
             found = found.chosen(np.flatnonzero(~(found.accuracies > self._max_error)))
         with parts.guard.change("move"):
+            parts.clock.advance(until)
             parts.clock.observe(found.times)
             parts.tally.moves += found.slots.size
             return parts.moves.move(found) if parts.fences is None else parts.fences.move(found)

@@ -59,10 +59,10 @@ class Index(Protocol):
     def remove(self, slots: Any) -> None:
         """Propose the subscriptions at `slots` no more."""
 
-    def candidates(self, messages: MessageColumns, *, only_kept: bool = False) -> Iterator[Pairs]:
+    def candidates(self, messages: MessageColumns, *, only_feeds: bool = False) -> Iterator[Pairs]:
         """Yield the candidates of a batch of messages in blocks, messages in order.
 
-        With `only_kept` those may be left out that keep no results.
+        With `only_feeds` those may be left out that keep no results.
         """
 
     def state(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class ExhaustiveIndex:
         self._is_alive[slots] = False
         self._slots = None
 
-    def candidates(self, messages: MessageColumns, *, only_kept: bool = False) -> Iterator[Pairs]:  # noqa: ARG002
+    def candidates(self, messages: MessageColumns, *, only_feeds: bool = False) -> Iterator[Pairs]:  # noqa: ARG002
         """Yield all pairs of a message and a subscription."""
         slots = self._slots
         if slots is None:

@@ -121,26 +121,26 @@ class Matcher:
         store = self._store
         return matches(pairs, store.columns, store.polygons, messages, store.space)
 
-    def found(self, messages: MessageColumns, *, only_kept: bool = False) -> tuple[Matches, int]:
+    def found(self, messages: MessageColumns, *, only_feeds: bool = False) -> tuple[Matches, int]:
         """Return all matches of a batch of messages, and how many candidates were verified.
 
-        With `only_kept` matches of subscriptions that keep no results may be missing.
+        With `only_feeds` matches of subscriptions that keep no results may be missing.
         """
         n_messages = messages.x.size
         least = max(1, min(MIN_ROWS_OF_A_TASK, MIN_PAIRS_OF_A_TASK // max(1, len(self._store))))
         step = max(least, min(MAX_ROWS_OF_A_TASK, -(-n_messages // self._n_tasks)))
         if n_messages <= step:
-            return self._found_in(messages, 0, n_messages, only_kept)
+            return self._found_in(messages, 0, n_messages, only_feeds)
         divide = map if self._pool is None else self._pool.map
-        some_found = partial(self._found_in, messages, step=step, only_kept=only_kept)
+        some_found = partial(self._found_in, messages, step=step, only_feeds=only_feeds)
         parts = list(divide(some_found, range(0, n_messages, step)))
         return joined([part for part, _ in parts]), sum(n for _, n in parts)
 
-    def _found_in(self, messages: MessageColumns, start: int, step: int, only_kept: bool) -> tuple[Matches, int]:
+    def _found_in(self, messages: MessageColumns, start: int, step: int, only_feeds: bool) -> tuple[Matches, int]:
         some = rows_between(messages, start, start + step)
         n_candidates = 0
         blocks = []
-        for pairs in self._store.candidates(some, only_kept=only_kept):
+        for pairs in self._store.candidates(some, only_feeds=only_feeds):
             n_candidates += pairs.rows.size
             block = self.matches(pairs, some)
             if start:

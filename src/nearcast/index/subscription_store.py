@@ -159,9 +159,9 @@ class SubscriptionStore:
 
     # --- the index
 
-    def candidates(self, messages: MessageColumns, *, only_kept: bool = False) -> Iterator[Pairs]:
-        """Yield what messages might match; with `only_kept` some that keep no results are left out."""
-        return self._contents.index.candidates(messages, only_kept=only_kept)
+    def candidates(self, messages: MessageColumns, *, only_feeds: bool = False) -> Iterator[Pairs]:
+        """Yield what messages might match; with `only_feeds` some that keep no results are left out."""
+        return self._contents.index.candidates(messages, only_feeds=only_feeds)
 
     def describe(self) -> str:
         """Return the shape of the index."""

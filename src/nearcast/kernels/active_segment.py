@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nearcast.arrays import Float64Array, Int32Array, Int64Array, UInt16Array, UInt64Array, with_capacity
 from nearcast.jit import kernel
 from nearcast.kernels.message_segment import ONE, bit_of
 from nearcast.kernels.postings import GRID, slab_of
-from nearcast.kernels.probe import roomy
 from nearcast.space.covers import circle_box
 from nearcast.space.distance import planar_distance
 from nearcast.space.regions import ANYWHERE, BOX, CIRCLE
@@ -31,24 +31,24 @@ MAX_BOXES = 4
 class ActiveSegment(NamedTuple):
     """Messages by position."""
 
-    x: Any  # float64
-    y: Any
-    signatures: Any  # uint64, a bit for each token, see message_segment.bit_of
-    expires: Any  # int64: microseconds since 1970
-    arrivals: Any  # int64
-    token_offsets: Any  # int64: ragged rows of
-    token_ids: Any  # int32, ascending
-    tokens: Any  # int32, ascending: those that have a list
-    list_offsets: Any  # int64: ragged rows, one for each of `tokens`, of
-    positions: Any  # int32, ascending
-    points: Any  # uint16 (n, 2): the points of the messages at `positions` on a grid of GRID steps
-    space_box: Any  # float64 (4,): across which the grid goes
-    bounds: Any  # float64 (n_nodes, 4): min_x, min_y, max_x, max_y
-    level_offsets: Any  # int64
+    x: Float64Array
+    y: Float64Array
+    signatures: UInt64Array  # a bit for each token, see message_segment.bit_of
+    expires: Int64Array  # microseconds since 1970
+    arrivals: Int64Array
+    token_offsets: Int64Array  # ragged rows of
+    token_ids: Int32Array  # ascending
+    tokens: Int32Array  # ascending: those that have a list
+    list_offsets: Int64Array  # ragged rows, one for each of `tokens`, of
+    positions: Int32Array  # ascending
+    points: UInt16Array  # (n, 2): the points of the messages at `positions` on a grid of GRID steps
+    space_box: Float64Array  # (4,): across which the grid goes
+    bounds: Float64Array  # (n_nodes, 4): min_x, min_y, max_x, max_y
+    level_offsets: Int64Array
 
 
 @kernel
-def signatures_of(token_offsets: Any, token_ids: Any) -> Any:
+def signatures_of(token_offsets: Int64Array, token_ids: Int32Array) -> UInt64Array:
     """Return the bits of the tokens of each row."""
     result = np.zeros(token_offsets.size - 1, np.uint64)
     for row in range(result.size):
@@ -58,7 +58,7 @@ def signatures_of(token_offsets: Any, token_ids: Any) -> Any:
 
 
 @kernel
-def points_of(positions: Any, x: Any, y: Any, space_box: Any) -> Any:
+def points_of(positions: Int32Array, x: Float64Array, y: Float64Array, space_box: Float64Array) -> UInt16Array:
     """Return the points of the messages at these positions on the grid."""
     result = np.empty((positions.size, 2), np.uint16)
     for i in range(positions.size):
@@ -68,10 +68,10 @@ def points_of(positions: Any, x: Any, y: Any, space_box: Any) -> Any:
 
 
 @kernel
-def list_of(tokens: Any, list_offsets: Any, token: int) -> Any:
+def list_of(tokens: Int32Array, list_offsets: Int64Array, token: int) -> Any:
     """Return the start and stop of the list of a token; equal if no message has it."""
     # Tokens ascend from 0 at least, so none is behind its own number, and most are not far before it.
-    high = min(np.int64(token) + 1, tokens.size)
+    high: Any = min(np.int64(token) + 1, tokens.size)
     low = high
     step = 1
     while low > 0 and tokens[low - 1] >= token:
@@ -90,7 +90,7 @@ def list_of(tokens: Any, list_offsets: Any, token: int) -> Any:
 
 
 @kernel
-def tree_of(x: Any, y: Any) -> Any:
+def tree_of(x: Float64Array, y: Float64Array) -> tuple[Float64Array, Int64Array]:
     """Return the boxes around blocks of points, and where each level of them starts."""
     n_blocks = (x.size + BLOCK - 1) // BLOCK
     sizes = np.zeros(64, np.int64)
@@ -123,7 +123,7 @@ def tree_of(x: Any, y: Any) -> Any:
 
 
 @kernel
-def add_cover(is_geographic: bool, shape: int, numbers: Any, boxes: Any, n_boxes: int) -> int:
+def add_cover(is_geographic: bool, shape: int, numbers: Float64Array, boxes: Float64Array, n_boxes: int) -> int:
     """Append the one or two boxes that cover a region; return the number of boxes.
 
     A region that reaches the antimeridian on one side has a box on the other side too.
@@ -151,7 +151,7 @@ def add_cover(is_geographic: bool, shape: int, numbers: Any, boxes: Any, n_boxes
 
 
 @kernel
-def round_boxes(boxes: Any, n_boxes: int, space_box: Any, rounded: Any) -> None:
+def round_boxes(boxes: Float64Array, n_boxes: int, space_box: Float64Array, rounded: Int32Array) -> None:
     """Fill in the boxes on the grid, clipped to the space."""
     for i in range(n_boxes):
         for side in range(4):
@@ -161,13 +161,21 @@ def round_boxes(boxes: Any, n_boxes: int, space_box: Any, rounded: Any) -> None:
 
 
 @kernel
-def hits_in_boxes(positions: Any, points: Any, start: Any, stop: Any, rounded: Any, hits: Any, n_hits: int) -> Any:
+def hits_in_boxes(
+    positions: Int32Array,
+    points: UInt16Array,
+    start: int,
+    stop: int,
+    rounded: Int32Array,
+    hits: Int64Array,
+    n_hits: int,
+) -> Any:
     """Append the positions of a part of a list whose points lie in one of the boxes on the grid.
 
     Return the number of hits, and `hits`, reallocated if it was full.
     """
     # One more, since a position is written before it is known whether it counts.
-    hits = roomy(hits, n_hits, stop - start + 1)
+    hits = with_capacity(hits, n_hits, stop - start + 1)
     for i in range(start, stop):
         x = np.int32(points[i, 0])
         y = np.int32(points[i, 1])
@@ -180,7 +188,7 @@ def hits_in_boxes(positions: Any, points: Any, start: Any, stop: Any, rounded: A
 
 
 @kernel
-def is_in_boxes(boxes: Any, n_boxes: int, x: float, y: float) -> bool:
+def is_in_boxes(boxes: Float64Array, n_boxes: int, x: float, y: float) -> bool:
     """Whether a point lies in one of the boxes."""
     for i in range(n_boxes):
         if boxes[i, 0] <= x <= boxes[i, 2] and boxes[i, 1] <= y <= boxes[i, 3]:
@@ -189,7 +197,7 @@ def is_in_boxes(boxes: Any, n_boxes: int, x: float, y: float) -> bool:
 
 
 @kernel
-def is_surely_within(is_geographic: bool, shape: int, numbers: Any, node: Any) -> bool:
+def is_surely_within(is_geographic: bool, shape: int, numbers: Float64Array, node: Float64Array) -> bool:
     """Whether all points of a box certainly lie in a region; False in doubt."""
     if shape == ANYWHERE:
         return True
@@ -208,38 +216,70 @@ def is_surely_within(is_geographic: bool, shape: int, numbers: Any, node: Any) -
 
 
 @kernel
+def hull_of(boxes: Float64Array) -> Any:
+    """Return the box around all boxes, at least one."""
+    west, south, east, north = boxes[0, 0], boxes[0, 1], boxes[0, 2], boxes[0, 3]
+    for i in range(1, len(boxes)):
+        west, south = min(west, boxes[i, 0]), min(south, boxes[i, 1])
+        east, north = max(east, boxes[i, 2]), max(north, boxes[i, 3])
+    return west, south, east, north
+
+
+@kernel
+def overlaps_any(boxes: Float64Array, bounds: Float64Array, node: int) -> bool:
+    """Whether the box of a node overlaps one of the boxes."""
+    for i in range(len(boxes)):
+        if (
+            boxes[i, 0] <= bounds[node, 2]
+            and boxes[i, 2] >= bounds[node, 0]
+            and boxes[i, 1] <= bounds[node, 3]
+            and boxes[i, 3] >= bounds[node, 1]
+        ):
+            return True
+    return False
+
+
+@kernel
+def append_span(spans: Int64Array, n_spans: int, start: int, stop: int) -> int:
+    """Append a span, or lengthen the last one if that ends where it starts; return the number of spans."""
+    if n_spans > 0 and spans[n_spans - 1, 1] == start:
+        spans[n_spans - 1, 1] = stop
+        return n_spans
+    spans[n_spans, 0] = start
+    spans[n_spans, 1] = stop
+    return n_spans + 1
+
+
+@kernel
 def overlapping(
-    bounds: Any,
-    level_offsets: Any,
+    tree: Any,
     n_messages: int,
-    boxes: Any,
-    n_boxes: int,
-    old_shape: int,
-    old_numbers: Any,
-    new_shape: int,
-    new_numbers: Any,
+    boxes: Float64Array,
+    old: Any,
+    new: Any,
     skips_inside: bool,
     is_geographic: bool,
-    starts: Any,
-    stops: Any,
+    spans: Int64Array,
 ) -> int:
     """Fill in the spans of positions that may lie in one of the boxes; return their number.
 
-    With `skips_inside` blocks certainly inside both regions are skipped. There is at most one span per block.
+    tree       bounds and level_offsets
+    old, new   regions as shape and numbers; with `skips_inside` blocks certainly inside both are skipped
+    spans      int64 (n, 2): start and stop; there is at most one span per block
     """
+    bounds, level_offsets = tree
+    old_shape, old_numbers = old
+    new_shape, new_numbers = new
     n_levels = level_offsets.size - 1
+    if n_levels == 0:
+        return 0
     stack = np.empty((n_levels + 1) * FANOUT, np.int64)
     levels = np.empty(stack.size, np.int64)
-    west, south, east, north = boxes[0, 0], boxes[0, 1], boxes[0, 2], boxes[0, 3]
-    for i in range(1, n_boxes):
-        west, south = min(west, boxes[i, 0]), min(south, boxes[i, 1])
-        east, north = max(east, boxes[i, 2]), max(north, boxes[i, 3])
-    n_stack = 0
+    west, south, east, north = hull_of(boxes)
+    stack[0] = level_offsets[n_levels] - 1
+    levels[0] = n_levels - 1
+    n_stack = 1
     n_spans = 0
-    if n_levels > 0:
-        stack[0] = level_offsets[n_levels] - 1
-        levels[0] = n_levels - 1
-        n_stack = 1
     while n_stack > 0:
         n_stack -= 1
         node = stack[n_stack]
@@ -251,43 +291,28 @@ def overlapping(
         ):
             continue
         if level == 0:
-            start = node * BLOCK
-            stop = min(start + BLOCK, n_messages)
-            if n_spans > 0 and stops[n_spans - 1] == start:
-                stops[n_spans - 1] = stop
-            else:
-                starts[n_spans] = start
-                stops[n_spans] = stop
-                n_spans += 1
+            n_spans = append_span(spans, n_spans, node * BLOCK, min((node + 1) * BLOCK, n_messages))
             continue
         first = level_offsets[level - 1] + (node - level_offsets[level]) * FANOUT
         last = min(first + FANOUT, level_offsets[level])
         # Push the last child first, so that spans ascend.
         for child in range(last - 1, first - 1, -1):
-            if (
-                bounds[child, 2] < west
-                or bounds[child, 0] > east
-                or bounds[child, 3] < south
-                or bounds[child, 1] > north
-            ):
-                continue
+            is_in_hull = (
+                bounds[child, 2] >= west
+                and bounds[child, 0] <= east
+                and bounds[child, 3] >= south
+                and bounds[child, 1] <= north
+            )
             # The box around all boxes may be much larger than each of them.
-            for i in range(n_boxes):
-                if (
-                    boxes[i, 0] <= bounds[child, 2]
-                    and boxes[i, 2] >= bounds[child, 0]
-                    and boxes[i, 1] <= bounds[child, 3]
-                    and boxes[i, 3] >= bounds[child, 1]
-                ):
-                    stack[n_stack] = child
-                    levels[n_stack] = level - 1
-                    n_stack += 1
-                    break
+            if is_in_hull and overlaps_any(boxes, bounds, child):
+                stack[n_stack] = child
+                levels[n_stack] = level - 1
+                n_stack += 1
     return n_spans
 
 
 @kernel
-def first_from(positions: Any, start: int, stop: int, least: int) -> int:
+def first_from(positions: Int32Array, start: int, stop: int, least: int) -> int:
     """Return where a part of an ascending list reaches a value; galloping search from its start."""
     step = 1
     low = start

@@ -1,14 +1,14 @@
 """Scored postings in space: each is a ball around its subscription, and a message must lie in it.
 
-How far the ball of a top-k posting reaches hangs on the message too: the more weight its word has in the message, the
-better the score can be, and the farther away it may be (Skype, section 5: the message side of the bound). The radius is
+The radius of a top-k posting depends on the message too: the more weight its word has in the message, the better the
+score can be, and the farther away the message may be (Skype, section 5: the message side of the bound). The radius is
 a line `least + slope * unit`, `unit` the weight of the word in the unit vector of the message; for others the slope
 is 0. Where a line reaches `max_dist` the place does not matter any more.
 
 balls      float32 (n_blocks, 5, BLOCK): x, y, z, least and slope of BLOCK postings, for SIMD comparison; padded with
-balls that contain no point summaries  float32 (n_blocks, 6 + N_UNITS): the box around the centres of a block, and the
-greatest reach of its balls
-           if the unit is one of UNITS. Between two of them the greatest of several lines lies below the chord.
+           balls that contain no point
+summaries  float32 (n_blocks, 6 + N_UNITS): the box around the centres of a block, and the greatest reach of its balls
+           for each of N_UNITS units. Between two of them the greatest of several lines lies below the chord.
 
 A point has three coordinates: on the Earth those of space, since a straight line is never longer than the way on the
 surface; in a plane the third is 0. They and all radii are measured in `scale`, so that no number is too large for

@@ -19,17 +19,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearcast.columns import BLEND_WEIGHT, X, Y
+from nearcast.arrays import Float32Array, Float64Array, Int32Array, Int64Array, UInt64Array
+from nearcast.columns import BLEND_WEIGHT, MessageColumns, SubscriptionColumns, X, Y
 from nearcast.jit import kernel, lowest_bit
 from nearcast.kernels.heaps import enlarged, offered, popped, pushed
-from nearcast.kernels.message_segment import ONE, WORD, bit_of
-from nearcast.kernels.verify import NEAREST, TOPK
+from nearcast.kernels.message_segment import ONE, WORD, MessageSegment, bit_of
+from nearcast.kernels.verify import NEAREST
 from nearcast.scoring.spatial import blend, spatial_similarity
 from nearcast.scoring.textual import addable
 from nearcast.space.distance import distance
 
-# Subscriptions with more tokens than this count all of them as shared.
-MAX_TOLD_APART = 8
+# With more tokens before it than this, a posting's signature is not read: all of them count as shared.
+MAX_SIGNATURE_TOKENS = 8
 # Of a score: above the rounding of float32.
 SCORE_SLACK = 1e-6
 # A queue item is the number of a node or a posting, and the rank of its token.
@@ -67,6 +68,25 @@ class Query(NamedTuple):
     margin: float
 
 
+class Results(NamedTuple):
+    """The results of one subscription, a range of arrays with spare capacity."""
+
+    arrivals: Int64Array
+    scores: Float64Array
+    best: Float64Array  # a heap of the best scores
+    start: int
+    end: int
+    n_best: int
+    n_wanted: int
+
+
+# The tokens of a subscription that a segment has, by rank: what each gives to the cosine at a scale of 1, what it gives
+# together with those before it, and the length of all these weights, which no cosine exceeds.
+RANKED_TOKEN = np.dtype(
+    [("gain", np.float64), ("total", np.float64), ("length", np.float64), ("id", np.int32), ("unused", np.int32)]
+)
+
+
 # --- bounds
 
 
@@ -81,7 +101,7 @@ def least_distance(is_geographic: bool, gap: float, length: float, margin: float
 
 
 @kernel
-def score_upper_bound(query: Any, gap: float, alike: float) -> float:
+def score_upper_bound(query: Query, gap: float, alike: float) -> float:
     """Return an upper bound of the score of a message at this gap, with a cosine of at most `alike`."""
     away = least_distance(query.is_geographic, gap, query.length, query.margin)
     if query.is_nearest:
@@ -90,7 +110,7 @@ def score_upper_bound(query: Any, gap: float, alike: float) -> float:
 
 
 @kernel
-def box_gap(query: Any, bounds: Any, node: Any) -> float:
+def box_gap(query: Query, bounds: Float32Array, node: int) -> float:
     """Return the distance of the place from the box of a node."""
     dx = max(bounds[node, 0] - query.x, query.x - bounds[node, 3], 0.0)
     dy = max(bounds[node, 1] - query.y, query.y - bounds[node, 4], 0.0)
@@ -99,7 +119,7 @@ def box_gap(query: Any, bounds: Any, node: Any) -> float:
 
 
 @kernel
-def place_gap(query: Any, places: Any, posting: Any) -> float:
+def place_gap(query: Query, places: Float32Array, posting: Any) -> float:
     """Return the distance of the place from that of a posting."""
     dx = places[posting, 0] - query.x
     dy = places[posting, 1] - query.y
@@ -111,12 +131,12 @@ def place_gap(query: Any, places: Any, posting: Any) -> float:
 
 
 @kernel
-def node_bound(query: Any, bounds: Any, node: Any, gain: float, most_alike: float) -> float:
+def node_bound(query: Query, bounds: Float32Array, node: int, gain: float, most_alike: float) -> float:
     """Return the best score below a node if the shared tokens give so much at a scale of 1, and no more in all."""
     return score_upper_bound(query, box_gap(query, bounds, node), min(bounds[node, 6] * gain, most_alike))
 
 
-# --- searching
+# --- results
 
 
 @kernel
@@ -126,7 +146,7 @@ def lowered(score: Any, depth: float) -> Any:
 
 
 @kernel
-def kept(arrivals: Any, scores: Any, start: int, end: int, floor: float) -> int:
+def compact(arrivals: Int64Array, scores: Float64Array, start: int, end: int, floor: float) -> int:
     """Compact the results that reach the floor to the front of a range; return its new end."""
     n = start
     for i in range(start, end):
@@ -138,8 +158,33 @@ def kept(arrivals: Any, scores: Any, start: int, end: int, floor: float) -> int:
 
 
 @kernel
+def append_earlier(
+    found: Any, place: int, arrivals: Int64Array, scores: Float64Array, end: int, best: Float64Array, n_wanted: int
+) -> int:
+    """Append the earlier results of a subscription; return how many there are in the heap of the best scores."""
+    found_offsets, found_arrivals, found_scores = found
+    n_best = 0
+    for i in range(found_offsets[place], found_offsets[place + 1]):
+        arrivals[end] = found_arrivals[i]
+        scores[end] = found_scores[i]
+        end += 1
+        n_best = offered(best, n_best, n_wanted, found_scores[i])
+    return n_best
+
+
+# --- scores
+
+
+@kernel
 def shared(
-    s_ids: Any, s_weights: Any, s_start: Any, s_stop: Any, m_ids: Any, m_units: Any, start: Any, stop: Any
+    s_ids: Int32Array,
+    s_weights: Float64Array,
+    s_start: Any,
+    s_stop: Any,
+    m_ids: Int32Array,
+    m_units: Float64Array,
+    start: Any,
+    stop: Any,
 ) -> Any:
     """Return the cosine of two rows, as `cosine_of_unit_vectors` does, and the last token that they share or -1."""
     cosine = 0.0
@@ -160,11 +205,22 @@ def shared(
 
 
 @kernel
-def other_words(signatures: Any, start: Any, n: Any, tokens: Any, n_tokens: int, words: Any) -> Any:
+def score_of(is_nearest: bool, spatial_weight: float, away: float, max_dist: float, cosine: float) -> float:
+    """Return the score of a message at a distance, with a cosine."""
+    if is_nearest:
+        return -away
+    return blend(spatial_weight, spatial_similarity(away, max_dist), cosine)
+
+
+# --- searching a segment
+
+
+@kernel
+def signature_words(signatures: UInt64Array, start: Any, n: int, ranked: Any, n_tokens: int, words: UInt64Array) -> Any:
     """Set for each token in `words` the bits of those postings of a leaf that may have it; return those of any."""
     result = np.uint64(0)
     for j in range(n_tokens):
-        bit = np.uint64(bit_of(tokens[j]))
+        bit = np.uint64(bit_of(ranked[j]["id"]))
         if n == WORD:
             words[j] = signatures[start + np.int64(bit)]
         else:
@@ -176,33 +232,141 @@ def other_words(signatures: Any, start: Any, n: Any, tokens: Any, n_tokens: int,
 
 
 @kernel
-def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any, found: Any, limits: Any) -> Any:
+def most_tokens(s_offsets: Int32Array, slots: Int64Array) -> int:
+    """Return the largest number of tokens of a subscription."""
+    result: Any = 0
+    for slot in slots:
+        result = max(result, np.int64(s_offsets[slot + 1] - s_offsets[slot]))
+    return result
+
+
+@kernel
+def push_roots(
+    query: Query,
+    segment: Any,
+    ids: Int32Array,
+    own_weights: Float64Array,
+    start: Any,
+    stop: Any,
+    ranked: Any,
+    keys: Float64Array,
+    items: Int64Array,
+) -> int:
+    """Rank the tokens of a subscription that the segment has, and queue their roots; return how many there are."""
+    tokens, weights, roots, bounds = segment
+    n = 0
+    total = 0.0
+    square = 0.0
+    for i in range(start, stop):
+        group = np.searchsorted(tokens, ids[i])
+        if group == tokens.size or tokens[group] != ids[i]:
+            continue
+        weight = 0.0 if query.is_nearest else own_weights[i]
+        total += weight * weights[group]
+        square += weight * weight
+        ranked[n]["id"] = ids[i]
+        ranked[n]["gain"] = weight * weights[group]
+        ranked[n]["total"] = total
+        ranked[n]["length"] = math.sqrt(square)
+        bound = node_bound(query, bounds, roots[group], total, math.sqrt(square))
+        n = pushed(keys, items, n, bound, (np.int64(roots[group]) << 32) | n)
+    return n
+
+
+@kernel
+def push_children(
+    query: Query,
+    bounds: Float32Array,
+    children: Any,
+    rank: int,
+    token: Any,
+    floor: float,
+    keys: Float64Array,
+    items: Int64Array,
+    n_nodes: int,
+) -> int:
+    """Queue those nodes of a range whose bounds reach the floor, under a token; return the size of the queue."""
+    first, last = children
+    for child in range(first, last):
+        bound = node_bound(query, bounds, child, token["total"], token["length"])
+        if bound >= floor:
+            n_nodes = pushed(keys, items, n_nodes, bound, (child << 32) | rank)
+    return n_nodes
+
+
+@kernel
+def push_postings(
+    query: Query,
+    segment: Any,
+    leaf: int,
+    ranked: Any,
+    rank: int,
+    floor: float,
+    words: UInt64Array,
+    keys: Float64Array,
+    items: Int64Array,
+    n_postings: int,
+) -> int:
+    """Queue those postings of a leaf whose bounds reach the floor, under a token; return the size of the queue."""
+    scales, signatures, places, bounds, children = segment
+    n_words = rank if rank <= MAX_SIGNATURE_TOKENS else 0
+    gain = ranked[rank]["gain"] if rank <= MAX_SIGNATURE_TOKENS else ranked[rank]["total"]
+    most_alike = ranked[rank]["length"]
+    start = np.int64(children[leaf, 0])
+    n = children[leaf, 1] - start
+    # A bit for each posting whose bound must be tested.
+    left = signature_words(signatures, start, n, ranked, n_words, words)
+    if node_bound(query, bounds, leaf, gain, most_alike) >= floor:
+        left = ALL >> np.uint64(WORD - n)
+    while left != 0:
+        bit = np.uint64(lowest_bit(left))
+        left &= left - ONE
+        posting = start + np.int64(bit)
+        alike = gain
+        for j in range(n_words):
+            if (words[j] >> bit) & ONE != 0:
+                alike += ranked[j]["gain"]
+        alike = min(alike * scales[posting], most_alike)
+        bound = score_upper_bound(query, place_gap(query, places, posting), alike)
+        if bound >= floor:
+            n_postings = pushed(keys, items, n_postings, bound, (posting << 32) | rank)
+    return n_postings
+
+
+@kernel
+def searched(
+    segment: MessageSegment,
+    s: SubscriptionColumns,
+    m: MessageColumns,
+    slots: Int64Array,
+    wanted: Int64Array,
+    centres: Float64Array,
+    found: Any,
+    limits: Limits,
+) -> Any:
     """Return the earlier results merged with the best of a segment, as `found`, cut below the n-th best score.
 
     centres    float64 (n, 3): the place of each subscription
     """
     # Arrays are taken out of their tuples once: to do so in a loop would count references each time.
     first_arrival, _, tokens, weights, _, roots, rows, scales, signatures, places, bounds, children, n_leaves = segment
+    token_arrays, leaf_arrays = (tokens, weights, roots, bounds), (scales, signatures, places, bounds, children)
     least_arrival, is_timed, after_time, is_geographic, max_dist, length, margin, depth = limits
-    found_offsets, found_arrivals, found_scores = found
     m_x, m_y, m_offsets, m_ids, m_units, m_times = m.x, m.y, m.token_offsets, m.token_ids, m.token_units, m.times
     s_kinds, s_numbers, s_offsets, s_ids, s_weights = s.kinds, s.numbers, s.token_offsets, s.token_ids, s.token_weights
+    found_offsets = found[0]
     shift = first_arrival - m.arrivals[0]
     least_row = least_arrival - first_arrival
     result_offsets = np.zeros(slots.size + 1, np.int64)
-    arrivals = np.empty(2 * found_arrivals.size + 64 * slots.size, np.int64)
+    arrivals = np.empty(2 * found[1].size + 64 * slots.size, np.int64)
     scores = np.empty(arrivals.size, np.float64)
-    end = 0
     best = np.empty(min(wanted.max(), m_x.size), np.float64)
-    keys = np.empty(1024, np.float64)
-    items = np.empty(1024, np.int64)
-    posting_keys = np.empty(1024, np.float64)
-    posting_items = np.empty(1024, np.int64)
-    present = np.empty(64, np.int32)
-    gains = np.empty(64, np.float64)
-    totals = np.empty(64, np.float64)
-    lengths = np.empty(64, np.float64)
-    words = np.empty(MAX_TOLD_APART, np.uint64)
+    n_most = most_tokens(s_offsets, slots)
+    ranked = np.empty(n_most, RANKED_TOKEN)
+    keys, items = np.empty(max(1024, n_most), np.float64), np.empty(max(1024, n_most), np.int64)
+    posting_keys, posting_items = np.empty(1024, np.float64), np.empty(1024, np.int64)
+    words = np.empty(MAX_SIGNATURE_TOKENS, np.uint64)
+    end = 0
     for place in range(slots.size):
         slot = slots[place]
         numbers = s_numbers[slot]
@@ -211,53 +375,22 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
         query = Query(is_nearest, numbers[BLEND_WEIGHT], x, y, z, is_geographic, max_dist, length, margin)
         s_start = np.int64(s_offsets[slot])
         s_stop = np.int64(s_offsets[slot + 1])
-        if present.size < s_stop - s_start:
-            present = np.empty(2 * (s_stop - s_start), np.int32)
-            gains = np.empty(present.size, np.float64)
-            totals = np.empty(present.size, np.float64)
-            lengths = np.empty(present.size, np.float64)
         start = end
+        end += found_offsets[place + 1] - found_offsets[place]
+        if end > arrivals.size:
+            arrivals = enlarged(arrivals, 2 * end)
+            scores = enlarged(scores, 2 * end)
         n_wanted = min(wanted[place], best.size)
-        n_best = 0
-        for i in range(found_offsets[place], found_offsets[place + 1]):
-            if end == arrivals.size:
-                arrivals = enlarged(arrivals, 2 * end)
-                scores = enlarged(scores, 2 * end)
-            arrivals[end] = found_arrivals[i]
-            scores[end] = found_scores[i]
-            end += 1
-            n_best = offered(best, n_best, n_wanted, found_scores[i])
+        n_best = append_earlier(found, place, arrivals, scores, start, best, n_wanted)
         floor = lowered(best[0], depth) if n_best == n_wanted else -np.inf
-        # The tokens that the segment has: what each gives to the cosine at a scale of 1, what it gives together with
-        # those before it, and the length of all these weights, which no cosine exceeds.
-        n_present = 0
-        total = 0.0
-        square = 0.0
-        n_nodes = 0
-        for i in range(s_start, s_stop):
-            group = np.searchsorted(tokens, s_ids[i])
-            if group == tokens.size or tokens[group] != s_ids[i]:
-                continue
-            weight = 0.0 if is_nearest else s_weights[i]
-            total += weight * weights[group]
-            square += weight * weight
-            present[n_present] = s_ids[i]
-            gains[n_present] = weight * weights[group]
-            totals[n_present] = total
-            lengths[n_present] = math.sqrt(square)
-            bound = node_bound(query, bounds, roots[group], total, lengths[n_present])
-            if n_nodes == keys.size:
-                keys = enlarged(keys, 2 * n_nodes)
-                items = enlarged(items, 2 * n_nodes)
-            n_nodes = pushed(keys, items, n_nodes, bound, (np.int64(roots[group]) << 32) | n_present)
-            n_present += 1
+        n_nodes = push_roots(query, token_arrays, s_ids, s_weights, s_start, s_stop, ranked, keys, items)
         n_postings = 0
         credit = 0
         while True:
             is_any = n_postings > 0 and posting_keys[0] >= floor
             if is_any and (n_best < n_wanted or credit > 0 or n_nodes == 0 or posting_keys[0] >= keys[0]):
                 row = rows[posting_items[0] >> 32]
-                token = present[posting_items[0] & RANK]
+                token = ranked[posting_items[0] & RANK]["id"]
                 n_postings = popped(posting_keys, posting_items, n_postings)
                 credit -= 1
                 at = row + shift
@@ -269,13 +402,11 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
                 if last != token:
                     continue
                 away = distance(is_geographic, numbers[X], numbers[Y], m_x[at], m_y[at])
-                score = -away
-                if not is_nearest:
-                    score = blend(numbers[BLEND_WEIGHT], spatial_similarity(away, max_dist), cosine)
+                score = score_of(is_nearest, numbers[BLEND_WEIGHT], away, max_dist, cosine)
                 if score < floor:
                     continue
                 if end == arrivals.size:
-                    end = kept(arrivals, scores, start, end, floor)
+                    end = compact(arrivals, scores, start, end, floor)
                     if 2 * end > arrivals.size:
                         arrivals = enlarged(arrivals, 2 * arrivals.size)
                         scores = enlarged(scores, 2 * scores.size)
@@ -302,114 +433,105 @@ def searched(segment: Any, s: Any, m: Any, slots: Any, wanted: Any, centres: Any
                     if n_nodes + last - first > keys.size:
                         keys = enlarged(keys, 2 * keys.size)
                         items = enlarged(items, 2 * items.size)
-                    for child in range(first, last):
-                        bound = node_bound(query, bounds, child, totals[rank], lengths[rank])
-                        if bound >= floor:
-                            n_nodes = pushed(keys, items, n_nodes, bound, (child << 32) | rank)
+                    n_nodes = push_children(
+                        query, bounds, (first, last), rank, ranked[rank], floor, keys, items, n_nodes
+                    )
                     continue
-            n_others = rank if rank <= MAX_TOLD_APART else 0
-            gain = gains[rank] if rank <= MAX_TOLD_APART else totals[rank]
+            if n_postings + WORD * (last - first) > posting_keys.size:
+                posting_keys = enlarged(posting_keys, 2 * (n_postings + WORD * (last - first)))
+                posting_items = enlarged(posting_items, posting_keys.size)
             for leaf in range(first, last):
-                if node_bound(query, bounds, leaf, totals[rank], lengths[rank]) < floor:
-                    continue
-                leaf_start = np.int64(children[leaf, 0])
-                n = children[leaf, 1] - leaf_start
-                if n_postings + n > posting_keys.size:
-                    posting_keys = enlarged(posting_keys, 2 * posting_keys.size)
-                    posting_items = enlarged(posting_items, 2 * posting_items.size)
-                # A bit for each posting whose bound must be tested.
-                left = other_words(signatures, leaf_start, n, present, n_others, words)
-                if node_bound(query, bounds, leaf, gain, lengths[rank]) >= floor:
-                    left = ALL >> np.uint64(WORD - n)
-                while left != 0:
-                    bit = np.uint64(lowest_bit(left))
-                    left &= left - ONE
-                    posting = leaf_start + np.int64(bit)
-                    alike = gain
-                    for j in range(n_others):
-                        if (words[j] >> bit) & ONE != 0:
-                            alike += gains[j]
-                    alike = min(alike * scales[posting], lengths[rank])
-                    bound = score_upper_bound(query, place_gap(query, places, posting), alike)
-                    if bound >= floor:
-                        n_postings = pushed(posting_keys, posting_items, n_postings, bound, (posting << 32) | rank)
-        end = kept(arrivals, scores, start, end, floor)
+                if node_bound(query, bounds, leaf, ranked[rank]["total"], ranked[rank]["length"]) >= floor:
+                    n_postings = push_postings(
+                        query, leaf_arrays, leaf, ranked, rank, floor, words, posting_keys, posting_items, n_postings
+                    )
+        end = compact(arrivals, scores, start, end, floor)
         result_offsets[place + 1] = end
     return result_offsets, arrivals[:end], scores[:end]
 
 
+# --- scanning the last messages
+
+
 @kernel
-def scanned(tail_arrival: int, tail: Any, s: Any, m: Any, slots: Any, wanted: Any, found: Any, limits: Any) -> Any:
+def scanned(
+    tail_arrival: int,
+    tail: UInt64Array,
+    s: SubscriptionColumns,
+    m: MessageColumns,
+    slots: Int64Array,
+    wanted: Int64Array,
+    found: Any,
+    limits: Limits,
+) -> Any:
     """Return the earlier results merged with the best of the last messages, by a full scan; rows ascend by arrival.
 
     tail     signatures of consecutive messages, from `tail_arrival` on
     """
-    least_arrival, is_timed, after_time, is_geographic, max_dist, _, _, depth = limits
-    found_offsets, found_arrivals, found_scores = found
-    m_x, m_y, m_offsets, m_ids, m_units, m_times = m.x, m.y, m.token_offsets, m.token_ids, m.token_units, m.times
-    s_kinds, s_numbers, s_offsets, s_ids, s_weights = s.kinds, s.numbers, s.token_offsets, s.token_ids, s.token_weights
-    first_arrival = m.arrivals[0]
-    shift = tail_arrival - first_arrival
-    least = max(0, least_arrival - tail_arrival)
     result_offsets = np.zeros(slots.size + 1, np.int64)
-    arrivals = np.empty(found_arrivals.size + tail.size + 64, np.int64)
+    arrivals = np.empty(found[1].size + tail.size + 64, np.int64)
     scores = np.empty(arrivals.size, np.float64)
-    best = np.empty(min(wanted.max(), m_x.size), np.float64)
+    best = np.empty(min(wanted.max(), m.x.size), np.float64)
     end = 0
     for place in range(slots.size):
-        slot = slots[place]
-        n_found = found_offsets[place + 1] - found_offsets[place]
-        if end + n_found + tail.size > arrivals.size:
-            arrivals = enlarged(arrivals, 2 * arrivals.size + n_found)
-            scores = enlarged(scores, arrivals.size)
         start = end
+        end += found[0][place + 1] - found[0][place]
+        if end + tail.size > arrivals.size:
+            arrivals = enlarged(arrivals, 2 * (end + tail.size))
+            scores = enlarged(scores, arrivals.size)
         n_wanted = min(wanted[place], best.size)
-        n_best = 0
-        for i in range(found_offsets[place], found_offsets[place + 1]):
-            arrivals[end] = found_arrivals[i]
-            scores[end] = found_scores[i]
-            end += 1
-            n_best = offered(best, n_best, n_wanted, found_scores[i])
-        floor = lowered(best[0], depth) if n_best == n_wanted else -np.inf
-        mask = np.uint64(0)
-        for i in range(s_offsets[slot], s_offsets[slot + 1]):
-            mask |= ONE << np.uint64(bit_of(s_ids[i]))
+        n_best = append_earlier(found, place, arrivals, scores, start, best, n_wanted)
         sort_by_arrival(arrivals, scores, start, end)
-        for i in range(least, tail.size):
-            if tail[i] & mask == 0:
-                continue
-            row = i + shift
-            if is_timed and m_times[row] <= after_time:
-                continue
-            cosine, last = shared(
-                s_ids,
-                s_weights,
-                s_offsets[slot],
-                s_offsets[slot + 1],
-                m_ids,
-                m_units,
-                m_offsets[row],
-                m_offsets[row + 1],
-            )
-            if last < 0:
-                continue
-            score = -distance(is_geographic, s_numbers[slot, X], s_numbers[slot, Y], m_x[row], m_y[row])
-            if s_kinds[slot] == TOPK:
-                score = blend(s_numbers[slot, BLEND_WEIGHT], spatial_similarity(-score, max_dist), cosine)
-            if score >= floor:
-                arrivals[end] = first_arrival + row
-                scores[end] = score
-                end += 1
-                n_best = offered(best, n_best, n_wanted, score)
-                if n_best == n_wanted:
-                    floor = lowered(best[0], depth)
-        end = kept(arrivals, scores, start, end, floor)
+        results = Results(arrivals, scores, best, start, end, n_best, n_wanted)
+        end = scan(tail_arrival, tail, s, m, slots[place], limits, results)
         result_offsets[place + 1] = end
     return result_offsets, arrivals[:end], scores[:end]
 
 
 @kernel
-def sort_by_arrival(arrivals: Any, scores: Any, start: int, end: int) -> None:
+def scan(
+    tail_arrival: int,
+    tail: UInt64Array,
+    s: SubscriptionColumns,
+    m: MessageColumns,
+    slot: int,
+    limits: Limits,
+    results: Results,
+) -> int:
+    """Add the best of the last messages to the results of a subscription; return their end."""
+    m_x, m_y, m_offsets, m_ids, m_units, m_times = m.x, m.y, m.token_offsets, m.token_ids, m.token_units, m.times
+    s_ids, s_weights, numbers, is_nearest = s.token_ids, s.token_weights, s.numbers[slot], s.kinds[slot] == NEAREST
+    s_start, s_stop = np.int64(s.token_offsets[slot]), np.int64(s.token_offsets[slot + 1])
+    arrivals, scores, best, start, end, n_best, n_wanted = results
+    first_arrival = m.arrivals[0]
+    shift = tail_arrival - first_arrival
+    floor = lowered(best[0], limits.depth) if n_best == n_wanted else -np.inf
+    mask = np.uint64(0)
+    for i in range(s_start, s_stop):
+        mask |= ONE << np.uint64(bit_of(s_ids[i]))
+    for i in range(max(0, limits.first_arrival - tail_arrival), tail.size):
+        if tail[i] & mask == 0:
+            continue
+        at = i + shift
+        if limits.is_timed and m_times[at] <= limits.after_time:
+            continue
+        cosine, last = shared(s_ids, s_weights, s_start, s_stop, m_ids, m_units, m_offsets[at], m_offsets[at + 1])
+        if last < 0:
+            continue
+        away = distance(limits.is_geographic, numbers[X], numbers[Y], m_x[at], m_y[at])
+        score = score_of(is_nearest, numbers[BLEND_WEIGHT], away, limits.max_dist, cosine)
+        if score >= floor:
+            arrivals[end] = first_arrival + at
+            scores[end] = score
+            end += 1
+            n_best = offered(best, n_best, n_wanted, score)
+            if n_best == n_wanted:
+                floor = lowered(best[0], limits.depth)
+    return compact(arrivals, scores, start, end, floor)
+
+
+@kernel
+def sort_by_arrival(arrivals: Int64Array, scores: Float64Array, start: int, end: int) -> None:
     """Put a part in order of arrival."""
     order = np.argsort(arrivals[start:end])
     arrivals[start:end] = arrivals[start:end][order]

@@ -5,6 +5,7 @@ old_shapes, old_numbers   the place before
 has_old              False if there was none: the subscriptions are new
 short                so short a list of messages is read in full rather than span by span
 hits                 int64, a buffer of positions that grows
+clauses              required_offsets, required_ids, forbidden_offsets, forbidden_ids
 
 Only what lies in the one region and not in the other is looked at (AP+-Tree, section 4.2.5): blocks of messages that
 lie in both are passed over, then messages that do.
@@ -16,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from nearcast.columns import BLEND_WEIGHT, THRESHOLD, X, Y
+from nearcast.arrays import BoolArray, Float64Array, Int8Array, Int32Array, Int64Array, UInt16Array, with_capacity
+from nearcast.columns import BLEND_WEIGHT, THRESHOLD, SubscriptionColumns, X, Y
 from nearcast.jit import kernel
 from nearcast.kernels.active_segment import (
     BLOCK,
     MAX_BOXES,
+    ActiveSegment,
     add_cover,
     first_from,
     hits_in_boxes,
@@ -30,7 +33,6 @@ from nearcast.kernels.active_segment import (
     round_boxes,
 )
 from nearcast.kernels.message_segment import ONE, bit_of
-from nearcast.kernels.probe import roomy
 from nearcast.kernels.verify import is_subset
 from nearcast.scoring.spatial import reach
 from nearcast.scoring.textual import n_shared
@@ -40,7 +42,7 @@ from nearcast.text.scan import grown
 
 @kernel
 def is_clause_true(
-    required_offsets: Any, required_ids: Any, forbidden_offsets: Any, forbidden_ids: Any, clause: int, m_ids: Any
+    required_offsets: Any, required_ids: Any, forbidden_offsets: Any, forbidden_ids: Any, clause: int, m_ids: Int32Array
 ) -> bool:
     """Whether the tokens of a message satisfy a clause."""
     required = required_ids[required_offsets[clause] : required_offsets[clause + 1]]
@@ -49,30 +51,70 @@ def is_clause_true(
 
 
 @kernel
+def is_first_true(
+    required_offsets: Any,
+    required_ids: Any,
+    forbidden_offsets: Any,
+    forbidden_ids: Any,
+    first: int,
+    clause: int,
+    m_ids: Int32Array,
+) -> bool:
+    """Whether the tokens of a message satisfy a clause and none of those before it, from the first on."""
+    if not is_clause_true(required_offsets, required_ids, forbidden_offsets, forbidden_ids, clause, m_ids):
+        return False
+    for other in range(first, clause):
+        if is_clause_true(required_offsets, required_ids, forbidden_offsets, forbidden_ids, other, m_ids):
+            return False
+    return True
+
+
+@kernel
+def shortest_list(
+    tokens: Int32Array, list_offsets: Int64Array, ids: Int32Array, start: int, stop: int, n_messages: int
+) -> Any:
+    """Return the bits of some ids, start and stop of the shortest of their lists, and whether there is one.
+
+    Without an id all messages are in question.
+    """
+    needed = np.uint64(0)
+    list_start = 0
+    list_stop = n_messages
+    for i in range(start, stop):
+        needed |= ONE << np.uint64(bit_of(ids[i]))
+        first, last = list_of(tokens, list_offsets, ids[i])
+        if i == start or last - first < list_stop - list_start:
+            list_start = first
+            list_stop = last
+    return needed, list_start, list_stop, start < stop
+
+
+@kernel
 def messages_in_spans(
-    positions: Any,
-    points: Any,
-    list_start: Any,
-    list_stop: Any,
+    positions: Int32Array,
+    points: UInt16Array,
+    list_start: int,
+    list_stop: int,
     is_listed: bool,
-    starts: Any,
-    stops: Any,
-    rounded: Any,
-    hits: Any,
+    spans: Int64Array,
+    rounded: Int32Array,
+    hits: Int64Array,
 ) -> Any:
     """Return the positions of a list, or all if there is none, that lie in spans and boxes: their number, and `hits`.
 
-    The list ascends, and so do the spans. Without a list nobody asks for the boxes.
+    The list ascends, and so do the spans. Without a list the boxes are not compared.
     """
     n_hits = 0
-    for part in range(starts.size):
+    for part in range(len(spans)):
+        start = spans[part, 0]
+        stop = spans[part, 1]
         if is_listed:
-            low = first_from(positions, list_start, list_stop, starts[part])
-            list_start = first_from(positions, low, list_stop, stops[part])
+            low = first_from(positions, list_start, list_stop, start)
+            list_start = first_from(positions, low, list_stop, stop)
             n_hits, hits = hits_in_boxes(positions, points, low, list_start, rounded, hits, n_hits)
         else:
-            hits = roomy(hits, n_hits, stops[part] - starts[part])
-            for position in range(starts[part], stops[part]):
+            hits = with_capacity(hits, n_hits, stop - start)
+            for position in range(start, stop):
                 hits[n_hits] = position
                 n_hits += 1
     return n_hits, hits
@@ -80,11 +122,11 @@ def messages_in_spans(
 
 @kernel
 def boolean_changes(
-    segment: Any,
-    s: Any,
-    slots: Any,
-    old_shapes: Any,
-    old_numbers: Any,
+    segment: ActiveSegment,
+    s: SubscriptionColumns,
+    slots: Int64Array,
+    old_shapes: Int8Array,
+    old_numbers: Float64Array,
     has_old: bool,
     now: int,
     is_geographic: bool,
@@ -99,8 +141,7 @@ def boolean_changes(
     ys = segment.y
     tokens = segment.tokens
     list_offsets = segment.list_offsets
-    bounds = segment.bounds
-    level_offsets = segment.level_offsets
+    tree = (segment.bounds, segment.level_offsets)
     signatures = segment.signatures
     expires = segment.expires
     m_offsets = segment.token_offsets
@@ -112,8 +153,7 @@ def boolean_changes(
     required_offsets, required_ids = s.required_offsets, s.required_ids
     forbidden_offsets, forbidden_ids = s.forbidden_offsets, s.forbidden_ids
     new_shapes, new_numbers = s.shapes, s.numbers
-    starts = np.empty(xs.size // BLOCK + 2, np.int64)
-    stops = np.empty(starts.size, np.int64)
+    spans = np.empty((xs.size // BLOCK + 2, 2), np.int64)
     boxes = np.empty((MAX_BOXES, 4), np.float64)
     rounded = np.empty((MAX_BOXES, 4), np.int32)
     hits = np.empty(1024, np.int64)
@@ -131,17 +171,16 @@ def boolean_changes(
         n_spans = -1
         first_clause = clause_offsets[slot]
         for clause in range(first_clause, clause_offsets[slot + 1]):
-            # The shortest list of the words that a message must have, and the bits of them all.
             needed = np.uint64(0)
             list_start = 0
             list_stop = xs.size
             is_listed = False
             for i in range(required_offsets[clause], required_offsets[clause + 1]):
                 needed |= ONE << np.uint64(bit_of(required_ids[i]))
-                start, stop = list_of(tokens, list_offsets, required_ids[i])
-                if not is_listed or stop - start < list_stop - list_start:
-                    list_start = start
-                    list_stop = stop
+                first, last = list_of(tokens, list_offsets, required_ids[i])
+                if not is_listed or last - first < list_stop - list_start:
+                    list_start = first
+                    list_stop = last
                     is_listed = True
             if list_start == list_stop:
                 continue
@@ -155,31 +194,10 @@ def boolean_changes(
                 n_hits, hits = hits_in_boxes(positions, points, list_start, list_stop, rounded[:n_boxes], hits, 0)
             else:
                 if n_spans < 0:
-                    n_spans = overlapping(
-                        bounds,
-                        level_offsets,
-                        xs.size,
-                        boxes,
-                        n_boxes,
-                        old_shape,
-                        old_place,
-                        new_shape,
-                        new_place,
-                        has_old,
-                        is_geographic,
-                        starts,
-                        stops,
-                    )
+                    old, new = (old_shape, old_place), (new_shape, new_place)
+                    n_spans = overlapping(tree, xs.size, boxes[:n_boxes], old, new, has_old, is_geographic, spans)
                 n_hits, hits = messages_in_spans(
-                    positions,
-                    points,
-                    list_start,
-                    list_stop,
-                    is_listed,
-                    starts[:n_spans],
-                    stops[:n_spans],
-                    rounded[:n_boxes],
-                    hits,
+                    positions, points, list_start, list_stop, is_listed, spans[:n_spans], rounded[:n_boxes], hits
                 )
             for i in range(n_hits):
                 position = hits[i]
@@ -192,15 +210,9 @@ def boolean_changes(
                 if was == is_now and not (has_polygon and is_now):
                     continue
                 words = m_ids[m_offsets[position] : m_offsets[position + 1]]
-                if not is_clause_true(required_offsets, required_ids, forbidden_offsets, forbidden_ids, clause, words):
-                    continue
-                # Found by an earlier clause already.
-                is_again = False
-                for other in range(first_clause, clause):
-                    is_again = is_again or is_clause_true(
-                        required_offsets, required_ids, forbidden_offsets, forbidden_ids, other, words
-                    )
-                if is_again:
+                if not is_first_true(
+                    required_offsets, required_ids, forbidden_offsets, forbidden_ids, first_clause, clause, words
+                ):
                     continue
                 if n_out == out_slots.size:
                     out_slots = grown(out_slots)
@@ -215,10 +227,10 @@ def boolean_changes(
 
 @kernel
 def similar_candidates(
-    segment: Any,
-    s: Any,
-    slots: Any,
-    old_numbers: Any,
+    segment: ActiveSegment,
+    s: SubscriptionColumns,
+    slots: Int64Array,
+    old_numbers: Float64Array,
     has_old: bool,
     now: int,
     is_geographic: bool,
@@ -231,16 +243,14 @@ def similar_candidates(
     ys = segment.y
     tokens = segment.tokens
     list_offsets = segment.list_offsets
-    bounds = segment.bounds
-    level_offsets = segment.level_offsets
+    tree = (segment.bounds, segment.level_offsets)
     expires = segment.expires
     m_offsets = segment.token_offsets
     m_ids = segment.token_ids
     positions = segment.positions
     points = segment.points
     space_box = segment.space_box
-    starts = np.empty(xs.size // BLOCK + 2, np.int64)
-    stops = np.empty(starts.size, np.int64)
+    spans = np.empty((xs.size // BLOCK + 2, 2), np.int64)
     boxes = np.empty((MAX_BOXES, 4), np.float64)
     rounded = np.empty((MAX_BOXES, 4), np.int32)
     hits = np.empty(1024, np.int64)
@@ -277,31 +287,10 @@ def similar_candidates(
                 n_hits, hits = hits_in_boxes(positions, points, list_start, list_stop, rounded[:n_boxes], hits, 0)
             else:
                 if n_spans < 0:
-                    n_spans = overlapping(
-                        bounds,
-                        level_offsets,
-                        xs.size,
-                        boxes,
-                        n_boxes,
-                        shape,
-                        circle,
-                        shape,
-                        circle,
-                        False,
-                        is_geographic,
-                        starts,
-                        stops,
-                    )
+                    region = (shape, circle)
+                    n_spans = overlapping(tree, xs.size, boxes[:n_boxes], region, region, False, is_geographic, spans)
                 n_hits, hits = messages_in_spans(
-                    positions,
-                    points,
-                    list_start,
-                    list_stop,
-                    needs_word,
-                    starts[:n_spans],
-                    stops[:n_spans],
-                    rounded[:n_boxes],
-                    hits,
+                    positions, points, list_start, list_stop, needs_word, spans[:n_spans], rounded[:n_boxes], hits
                 )
             for i in range(n_hits):
                 position = hits[i]
@@ -321,7 +310,9 @@ def similar_candidates(
 
 
 @kernel
-def might_be_in_regions(is_geographic: bool, shapes: Any, numbers: Any, x: Any, y: Any) -> Any:
+def might_be_in_regions(
+    is_geographic: bool, shapes: Int8Array, numbers: Float64Array, x: Float64Array, y: Float64Array
+) -> BoolArray:
     """Whether each point lies in the region beside it; for a polygon, in the box around it."""
     result = np.empty(x.size, np.bool_)
     for i in range(x.size):

@@ -1,10 +1,10 @@
 """Breaking boolean subscriptions into postings, and laying out the bits of a run that is split by space.
 
-s, slots         SubscriptionColumns, and the slots that are wanted
-box_offsets      int64 (n, 2), one row for each of `slots`: from which to which box of the cover
+s, slots         SubscriptionColumns, and the slots to post
+box_offsets      int64 (n, 2), one row for each of `slots`: the first box of its cover, and the end
 is_tight         bool, likewise: whether the cover is the region itself
 frequencies      by token id: in how many messages it occurs
-runs, tiles, bits   of the named tuple of index/segment.py, in whose terms this file speaks
+runs, tiles, bits   of the named tuple of index/boolean_segment.py, in whose terms this file speaks
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import BoolArray, Float64Array, Int32Array, Int64Array, IntArray, IntLike, RecordArray, UInt64Array
 from nearcast.jit import kernel
 from nearcast.kernels.scored import NO_WORD
 
 STAR = -1
-# The groups of scored postings are in the same table, under keys from here on.
-FIRST_SCORED_KEY = 1 << 30
 EMPTY, LEAF_NODE, KEYWORD_NODE, SPACE_NODE = 0, 1, 2, 3
 # Runs of so few words of 64 bits are cut more coarsely: there are many of them, and little to find in each.
 N_SLABS = 64
@@ -27,11 +26,11 @@ MAX_COARSE_WORDS = 2
 MAX_PLAIN_WORDS = 16
 # Boxes are rounded outward to a grid of this many steps across the space.
 GRID = 1 << 16
-# What is left to ask when the box and all words of a posting are hit: the exact test, or forbidden words.
+# What must still be tested when the box and all words of a posting are hit: the region itself, or forbidden words.
 IS_OPEN, HAS_FORBIDDEN = 1, 2
 
 # What is read of every posting, four to a cache line: its box, its second word, and its subscription; the slot is
-# turned over (~slot) if there is more to ask.
+# inverted (~slot) if there is more to test.
 POSTING = np.dtype(
     [(side, np.uint16) for side in ("west", "south", "east", "north")] + [("word", np.int32), ("slot", np.int32)]
 )
@@ -50,7 +49,7 @@ TILE = np.dtype([(side, np.float64) for side in ("west", "south", "east", "north
 
 
 @kernel
-def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: Any) -> Any:
+def postings(s: Any, slots: Int64Array, box_offsets: Int64Array, is_tight: BoolArray, frequencies: IntArray) -> Any:
     """Return the postings of boolean subscriptions: both words, the place of the box, slot, clause and flags."""
     n_postings = 0
     for i in range(slots.size):
@@ -87,7 +86,7 @@ def postings(s: Any, slots: Any, box_offsets: Any, is_tight: Any, frequencies: A
 
 
 @kernel
-def two_rarest(words: Any, frequencies: Any) -> Any:
+def two_rarest(words: Int32Array, frequencies: IntArray) -> Any:
     """Return the two least frequent words, of equals the later ones; STAR and NO_WORD if there are none."""
     rarest = STAR
     next_rarest = NO_WORD
@@ -109,7 +108,7 @@ def slab_of(value: float, low: float, high: float, n_slabs: int) -> int:
 
 
 @kernel
-def filled(s: Any, rows: Any, boxes: Any, space_box: Any) -> Any:
+def filled(s: Any, rows: Any, boxes: Float64Array, space_box: Float64Array) -> Any:
     """Return sorted postings as POSTING and DETAIL, and their other words.
 
     rows     first words, second words, slots, clauses, flags
@@ -169,7 +168,7 @@ def slabs_of(n_words: Any) -> Any:
 
 
 @kernel
-def set_bits(runs: Any, tiles: Any, bits: Any, boxes: Any) -> None:
+def set_bits(runs: RecordArray, tiles: RecordArray, bits: UInt64Array, boxes: Float64Array) -> None:
     """Fill the boxes and bits of all runs that are split by space; `boxes` are those of the postings."""
     for run in runs:
         if run["tile"] < 0:
@@ -204,13 +203,15 @@ def set_bits(runs: Any, tiles: Any, bits: Any, boxes: Any) -> None:
 
 
 @kernel
-def table_place(token: int, mask: int) -> Any:
+def table_place(token: IntLike, mask: int) -> Any:
     """Return where to look for a token first in an open-addressing table of mask + 1 places."""
     return (((np.int64(token) + 1) * 2654435769) >> 15) & mask
 
 
 @kernel
-def group_table(tokens: Any, kinds: Any, starts: Any, stops: Any, table: Any) -> None:
+def group_table(
+    tokens: Int32Array, kinds: Int64Array, starts: Int64Array, stops: Int64Array, table: RecordArray
+) -> None:
     """Fill an open-addressing table of GROUP; its size is a power of two."""
     for i in range(table.size):
         table[i]["kind"] = EMPTY

@@ -31,13 +31,7 @@ from nearcast.columns import BLEND_WEIGHT, THRESHOLD, X, Y
 from nearcast.jit import kernel
 from nearcast.kernels.verify import NEAREST, SIMILAR, TOPK
 from nearcast.scoring.spatial import reach
-from nearcast.scoring.textual import (
-    OVERLAP,
-    WEIGHTED_OVERLAP,
-    addable,
-    shared_and_union_weight,
-    text_upper_bound,
-)
+from nearcast.scoring.textual import OVERLAP, WEIGHTED_OVERLAP, text_upper_bound
 from nearcast.space.covers import circle_box
 
 ANY, ALONE, NONE, EVERY = -2, -1, -1, -2
@@ -56,14 +50,14 @@ USUAL_UNIT = 0.4
 LINE_SLACK = 4e-6
 MIN_SPATIAL_WEIGHT = 1e-4
 
-MAX_KEPT_WORDS = 5
+MAX_RECORD_WORDS = 5
 # A cache line. `words` are those of the subscription, NEVER behind them. `whole` is what the weight of a shared word is
 # divided by: the weight of all, for a top-k subscription the length of its vector; where words only count, it is their
 # number below zero. It is 0 where this is not all one must know of the words: they are too many, one has not the weight
 # that it has in a message, or the similarity depends on the whole message. `threshold` is what it was posted for.
 SCORED = np.dtype(
     [(name, np.float64) for name in ("x", "y", "blend_weight", "threshold", "whole")]
-    + [("words", np.int32, (MAX_KEPT_WORDS,)), ("rank", np.int16), ("next", np.int8), ("kind", np.int8)]
+    + [("words", np.int32, (MAX_RECORD_WORDS,)), ("rank", np.int16), ("next", np.int8), ("kind", np.int8)]
 )
 
 
@@ -208,7 +202,7 @@ def whole_of(s: Any, slot: int, weights: Any) -> float:
     start = s.token_offsets[slot]
     n_words = s.token_offsets[slot + 1] - start
     kind = s.kinds[slot]
-    if n_words > MAX_KEPT_WORDS or (kind == SIMILAR and s.similarities[slot] not in (WEIGHTED_OVERLAP, OVERLAP)):
+    if n_words > MAX_RECORD_WORDS or (kind == SIMILAR and s.similarities[slot] not in (WEIGHTED_OVERLAP, OVERLAP)):
         return 0.0
     if kind == NEAREST or (kind == SIMILAR and s.similarities[slot] == OVERLAP):
         return -float(n_words)
@@ -247,103 +241,9 @@ def with_posting(
     record["blend_weight"] = numbers[BLEND_WEIGHT]
     record["threshold"] = numbers[THRESHOLD] if s.kinds[slot] == SIMILAR else s.posted_floors[slot]
     record["whole"] = whole
-    for i in range(MAX_KEPT_WORDS):
+    for i in range(MAX_RECORD_WORDS):
         record["words"][i] = tokens[i] if i < tokens.size else NEVER
     record["rank"] = rank
     record["next"] = following
     record["kind"] = s.kinds[slot]
     return end + 1
-
-
-@kernel
-def shared_words(token_offsets: Any, token_ids: Any, token_weights: Any, slot: Any, has_word: Any) -> Any:
-    """Return the ranks of the first and the second shared word, the number and weight of all, and the whole weight."""
-    start = token_offsets[slot]
-    first = NONE
-    following = ALONE
-    count = 0
-    weight = 0.0
-    whole = 0.0
-    for i in range(start, token_offsets[slot + 1]):
-        whole += token_weights[i]
-        if has_word[token_ids[i]]:
-            following = first
-            first = i - start
-            count += 1
-            weight += token_weights[i]
-    return first, following, count, weight, whole
-
-
-@kernel
-def shared_cosine(token_offsets: Any, token_ids: Any, token_weights: Any, slot: Any, has_word: Any, units: Any) -> Any:
-    """Return the ranks of the first and the second shared word, and the cosine; `units` are the message's by token."""
-    start = token_offsets[slot]
-    first = NONE
-    following = ALONE
-    cosine = 0.0
-    for i in range(start, token_offsets[slot + 1]):
-        if has_word[token_ids[i]]:
-            following = first
-            first = i - start
-            cosine += addable(token_weights[i] * units[token_ids[i]])
-    return first, following, cosine
-
-
-@kernel
-def is_first_here(record: Any, first: int, following: int) -> bool:
-    """Whether it is this posting that proposes its subscription, given the first shared words."""
-    return record["rank"] == EVERY or (
-        record["rank"] == first and (record["next"] == ANY or record["next"] == following)
-    )
-
-
-@kernel
-def shared_of_kept(record: Any, has_word: Any) -> Any:
-    """Return the ranks of the first and the second shared word, and how many there are, if the record has all words."""
-    first = NONE
-    following = ALONE
-    count = 0
-    # Branchless: mostly one word is shared, but which one is unpredictable.
-    for i in range(MAX_KEPT_WORDS):
-        is_shared = has_word[record["words"][i]]
-        following = first if is_shared else following
-        first = i if is_shared else first
-        count += is_shared
-    return first, following, count
-
-
-@kernel
-def overlap_of_kept(record: Any, first: int, count: int, weights: Any) -> float:
-    """Return the overlap, weighted or not; `weights` are the message's by token, 0 for words that it does not have."""
-    whole = record["whole"]
-    if whole < 0.0:
-        return count / -whole
-    if count == 1:
-        return weights[record["words"][first]] / whole
-    shared = 0.0
-    for i in range(MAX_KEPT_WORDS):
-        shared += weights[record["words"][i]]
-    return shared / whole
-
-
-@kernel
-def cosine_of_kept(record: Any, first: int, count: int, weights: Any, units: Any) -> float:
-    """Return the cosine; `weights` and `units` are the message's by token, 0 for words that it does not have."""
-    if count == 1:
-        word = record["words"][first]
-        return addable((weights[word] / record["whole"]) * units[word])
-    result = 0.0
-    for i in range(MAX_KEPT_WORDS):
-        word = record["words"][i]
-        result += addable((weights[word] / record["whole"]) * units[word])
-    return result
-
-
-@kernel
-def weights_of_pair(s: Any, messages: Any, slot: Any, row: int) -> Any:
-    """Return the weights of the words that a subscription and a message share, and of all that they have."""
-    s_tokens = slice(s.token_offsets[slot], s.token_offsets[slot + 1])
-    m_tokens = slice(messages.token_offsets[row], messages.token_offsets[row + 1])
-    return shared_and_union_weight(
-        s.token_ids[s_tokens], s.token_weights[s_tokens], messages.token_ids[m_tokens], messages.token_weights[m_tokens]
-    )

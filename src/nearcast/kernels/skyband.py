@@ -11,7 +11,7 @@ k. While a buffer holds k, its first k are the answer. A count of dominators nev
 outlives it.
 
 There are tens of entries for each of millions of subscriptions, so arrival and count share a number, the `stamp`:
-`arrival << COUNT_BITS | count`. A count stays at MAX_COUNTED when it gets there; whoever may have more is kept.
+`arrival << COUNT_BITS | count`. A count stays at MAX_COUNTED when it gets there; a message that may have more stays.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nearcast.arrays import ByteArray, Float64Array, Int8Array, Int64Array
 from nearcast.jit import kernel, prefetch
 
 # k is 0 for an unused one. `wakes` is the time when it is due, `batch` the last one that changed it, `most` the number
@@ -51,19 +52,21 @@ class Clock(NamedTuple):
     first_row: int
     first_arrival: int  # of the current ones
     after_time: int
-    times: Any  # int64
-    id_offsets: Any  # int64: ragged rows of
-    id_bytes: Any  # uint8, in whose order ids are
+    times: Int64Array
+    id_offsets: Int64Array  # ragged rows of
+    id_bytes: ByteArray  # in whose order ids are
 
 
 @kernel
-def recency(has_times: bool, times: Any, first_row: int, arrival: int) -> int:
+def recency(has_times: bool, times: Int64Array, first_row: int, arrival: int) -> int:
     """Return a key that is larger for a newer message."""
     return times[arrival - first_row] if has_times else arrival
 
 
 @kernel
-def is_current(has_times: bool, times: Any, first_row: int, first_arrival: int, after_time: int, arrival: int) -> bool:
+def is_current(
+    has_times: bool, times: Int64Array, first_row: int, first_arrival: int, after_time: int, arrival: int
+) -> bool:
     """Whether a message of a window has not expired."""
     if arrival < first_arrival:
         return False
@@ -71,7 +74,7 @@ def is_current(has_times: bool, times: Any, first_row: int, first_arrival: int, 
 
 
 @kernel
-def is_id_before(id_offsets: Any, id_bytes: Any, first_row: int, arrival: int, other: int) -> bool:
+def is_id_before(id_offsets: Int64Array, id_bytes: ByteArray, first_row: int, arrival: int, other: int) -> bool:
     """Whether the id of a message comes first; of equal ids the one that arrived later."""
     a = id_offsets[arrival - first_row]
     b = id_offsets[other - first_row]
@@ -91,16 +94,18 @@ def is_id_before(id_offsets: Any, id_bytes: Any, first_row: int, arrival: int, o
 def insert(
     has_window: bool,
     has_times: bool,
-    times: Any,
     first_row: int,
-    id_offsets: Any,
-    id_bytes: Any,
+    ranking: Any,
     feed: Any,
     entries: Any,
     score: float,
     arrival: int,
 ) -> bool:
-    """Insert a message into a buffer with spare capacity unless too many dominate it; return whether it is in."""
+    """Insert a message into a buffer with spare capacity unless too many dominate it; return whether it is in.
+
+    ranking    times, id_offsets and id_bytes of the clock
+    """
+    times, id_offsets, id_bytes = ranking
     start = feed["start"]
     size = feed["size"]
     max_dominators = feed["max_dominators"]
@@ -141,7 +146,7 @@ def insert(
 
 
 @kernel
-def drop_below(feeds: Any, entries: Any, rows: Any, floors: Any) -> None:
+def drop_below(feeds: Any, entries: Any, rows: Int64Array, floors: Float64Array) -> None:
     """Evict entries below a floor from the buffers of some feeds."""
     for i in range(rows.size):
         feed = feeds[rows[i]]
@@ -150,7 +155,7 @@ def drop_below(feeds: Any, entries: Any, rows: Any, floors: Any) -> None:
 
 
 @kernel
-def move_buffers(feeds: Any, entries: Any, rows: Any, starts: Any, capacities: Any) -> None:
+def move_buffers(feeds: Any, entries: Any, rows: Int64Array, starts: Int64Array, capacities: Int64Array) -> None:
     """Move the buffers of some feeds to blocks of another capacity."""
     for i in range(rows.size):
         if i + AHEAD < rows.size:
@@ -164,7 +169,9 @@ def move_buffers(feeds: Any, entries: Any, rows: Any, starts: Any, capacities: A
 
 
 @kernel
-def copy_best(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any, scores: Any) -> None:
+def copy_best(
+    feeds: Any, entries: Any, rows: Int64Array, offsets: Int64Array, arrivals: Int64Array, scores: Float64Array
+) -> None:
     """Fill in the best k of each feed, from its offset on."""
     for i in range(rows.size):
         if i + AHEAD < rows.size:
@@ -177,19 +184,71 @@ def copy_best(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any, 
 
 
 @kernel
+def n_unrecorded(feeds: Any, rows: Int64Array, batch: int) -> tuple[int, int]:
+    """Return how many feeds have no record of this batch yet, and how many entries are in their best k."""
+    n_feeds = 0
+    n_entries = 0
+    for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch(feeds, rows[i + AHEAD])
+        feed = feeds[rows[i]]
+        if feed["batch"] < batch and feed["k"] > 0:
+            n_feeds += 1
+            n_entries += min(feed["size"], feed["k"])
+    return n_feeds, n_entries
+
+
+@kernel
+def prefetch_entries(entries: Any, start: int, n: int) -> None:
+    """Prefetch the cache lines of some entries."""
+    for line in range(0, n, ENTRIES_OF_A_LINE):
+        prefetch(entries, start + line)
+
+
+@kernel
+def append_best(feed: Any, entries: Any, arrivals: Int64Array, scores: Float64Array, n: int) -> int:
+    """Append the best k of a feed to the first `n`; return their number."""
+    start = feed["start"]
+    for place in range(start, start + min(feed["size"], feed["k"])):
+        arrivals[n] = entries[place]["stamp"] >> COUNT_BITS
+        scores[n] = entries[place]["score"]
+        n += 1
+    return n
+
+
+@kernel
+def evict_expired(
+    has_times: bool, times: Int64Array, first_row: int, first_arrival: int, after_time: int, feed: Any, entries: Any
+) -> int:
+    """Evict expired entries from a buffer; return the least recency of the others, or NEVER."""
+    start = feed["start"]
+    least = NEVER
+    to = start
+    for place in range(start, start + feed["size"]):
+        arrival = entries[place]["stamp"] >> COUNT_BITS
+        if is_current(has_times, times, first_row, first_arrival, after_time, arrival):
+            least = min(least, recency(has_times, times, first_row, arrival))
+            if to < place:
+                entries[to] = entries[place]
+            to += 1
+    feed["size"] = to - start
+    return least
+
+
+@kernel
 def update(
-    clock: Any,
+    clock: Clock,
     feeds: Any,
     entries: Any,
-    floors: Any,
-    rows: Any,
-    offsets: Any,
-    arrivals: Any,
-    scores: Any,
-    lifted: Any,
+    floors: Float64Array,
+    rows: Int64Array,
+    offsets: Int64Array,
+    arrivals: Int64Array,
+    scores: Float64Array,
+    lifted: Float64Array,
     batch: int,
-    oldest: Any,
-    states: Any,
+    oldest: Int64Array,
+    states: Int8Array,
 ) -> Any:
     """Evict expired entries from the buffers of some feeds and insert new ones, by feed in order of arrival.
 
@@ -209,31 +268,21 @@ def update(
     first_arrival = clock.first_arrival
     after_time = clock.after_time
     times = clock.times
-    id_offsets = clock.id_offsets
-    id_bytes = clock.id_bytes
+    ranking = (times, clock.id_offsets, clock.id_bytes)
     least_recency = after_time + 1 if has_times else first_arrival
-    n_new = 0
-    n_kept = 0
-    for i in range(rows.size):
-        if i + AHEAD < rows.size:
-            prefetch(feeds, rows[i + AHEAD])
-        feed = feeds[rows[i]]
-        if feed["batch"] < batch and feed["k"] > 0:
-            n_new += 1
-            n_kept += min(feed["size"], feed["k"])
-    kept_rows = np.empty(n_new, np.int64)
-    kept_offsets = np.zeros(n_new + 1, np.int64)
-    kept_arrivals = np.empty(n_kept, np.int64)
-    kept_scores = np.empty(n_kept, np.float64)
-    n_new = 0
-    n_kept = 0
+    n_changed, n_previous = n_unrecorded(feeds, rows, batch)
+    changed = np.empty(n_changed, np.int64)
+    previous_offsets = np.zeros(n_changed + 1, np.int64)
+    previous_arrivals = np.empty(n_previous, np.int64)
+    previous_scores = np.empty(n_previous, np.float64)
+    n_changed = 0
+    n_previous = 0
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch(feeds, rows[i + AHEAD])
             ahead = feeds[rows[i + AHEAD // 2]]
             prefetch(floors, ahead["slot"])
-            for line in range(0, ahead["size"], ENTRIES_OF_A_LINE):
-                prefetch(entries, ahead["start"] + line)
+            prefetch_entries(entries, ahead["start"], ahead["size"])
         feed = feeds[rows[i]]
         oldest[i] = NEVER
         states[i] = 0
@@ -242,26 +291,15 @@ def update(
         start = feed["start"]
         if feed["batch"] < batch:
             feed["batch"] = batch
-            for place in range(start, start + min(feed["size"], feed["k"])):
-                kept_arrivals[n_kept] = entries[place]["stamp"] >> COUNT_BITS
-                kept_scores[n_kept] = entries[place]["score"]
-                n_kept += 1
-            kept_rows[n_new] = i
-            n_new += 1
-            kept_offsets[n_new] = n_kept
+            n_previous = append_best(feed, entries, previous_arrivals, previous_scores, n_previous)
+            changed[n_changed] = i
+            n_changed += 1
+            previous_offsets[n_changed] = n_previous
         posted = floors[feed["slot"]]
         floor = lifted[i] if lifted.size else posted
         least = NEVER
         if has_window:
-            to = start
-            for place in range(start, start + feed["size"]):
-                arrival = entries[place]["stamp"] >> COUNT_BITS
-                if is_current(has_times, times, first_row, first_arrival, after_time, arrival):
-                    least = min(least, recency(has_times, times, first_row, arrival))
-                    if to < place:
-                        entries[to] = entries[place]
-                    to += 1
-            feed["size"] = to - start
+            least = evict_expired(has_times, times, first_row, first_arrival, after_time, feed, entries)
         last = -1
         for j in range(offsets[i], offsets[i + 1]):
             arrival = arrivals[j]
@@ -269,18 +307,7 @@ def update(
                 continue
             last = arrival
             if not has_window or is_current(has_times, times, first_row, first_arrival, after_time, arrival):
-                is_in = insert(
-                    has_window,
-                    has_times,
-                    times,
-                    first_row,
-                    id_offsets,
-                    id_bytes,
-                    feed,
-                    entries,
-                    scores[j],
-                    arrival,
-                )
+                is_in = insert(has_window, has_times, first_row, ranking, feed, entries, scores[j], arrival)
                 if has_window and is_in:
                     least = min(least, recency(has_times, times, first_row, arrival))
         if not has_window:
@@ -294,11 +321,22 @@ def update(
             states[i] = TOO_SHORT if posted > (-np.inf if feed["is_nearest"] else 0.0) else 0
         elif feed["size"] > feed["most"]:
             states[i] = TOO_LONG
-    return kept_rows, kept_offsets, kept_arrivals, kept_scores
+    return changed, previous_offsets, previous_arrivals, previous_scores
 
 
 @kernel
-def differences(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any, scores: Any) -> Any:
+def n_same(entries: Any, start: int, arrivals: Int64Array, first: int, n: int) -> int:
+    """Return how many of the first `n` entries are the messages that they were: most changes are near the end."""
+    same = 0
+    while same < n and entries[start + same]["stamp"] >> COUNT_BITS == arrivals[first + same]:
+        same += 1
+    return same
+
+
+@kernel
+def differences(
+    feeds: Any, entries: Any, rows: Int64Array, offsets: Int64Array, arrivals: Int64Array, scores: Float64Array
+) -> Any:
     """Return the changes of the best k of feeds, given the previous ones.
 
     That is the place in `rows`, the arrival, +1 or -1, the score, and the rank from 1 on (for removals, the previous
@@ -322,19 +360,14 @@ def differences(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any
         if i + AHEAD < rows.size:
             prefetch(feeds, rows[i + AHEAD])
             ahead = feeds[rows[i + AHEAD // 2]]
-            for line in range(0, min(ahead["size"], ahead["k"]), ENTRIES_OF_A_LINE):
-                prefetch(entries, ahead["start"] + line)
+            prefetch_entries(entries, ahead["start"], min(ahead["size"], ahead["k"]))
         feed = feeds[rows[i]]
         start = feed["start"]
         size = min(feed["size"], feed["k"])
         n_before = offsets[i + 1] - offsets[i]
         if size > was_there.size:
             was_there = np.zeros(2 * size, np.bool_)
-        # What has not changed is mostly at the front.
-        same = 0
-        shorter = min(size, n_before)
-        while same < shorter and entries[start + same]["stamp"] >> COUNT_BITS == arrivals[offsets[i] + same]:
-            same += 1
+        same = n_same(entries, start, arrivals, offsets[i], min(size, n_before))
         # Those that stay are mostly in the order in which they were, so each is looked for behind the last.
         place = start + same
         for j in range(offsets[i] + same, offsets[i + 1]):
@@ -372,7 +405,7 @@ def differences(feeds: Any, entries: Any, rows: Any, offsets: Any, arrivals: Any
 
 
 @kernel
-def with_expired(owners: Any, expired: Any) -> Any:
+def with_expired(owners: Int64Array, expired: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the feeds with new or expired messages, and the offsets of the new ones of each.
 
     owners    the feeds of the news, ascending

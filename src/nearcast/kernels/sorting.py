@@ -1,4 +1,4 @@
-"""Sort the candidates of a probe by row, then by slot.
+"""The candidates of a probe as numbers, sorted by row, then by slot.
 
 found     int64: each candidate is one number, `row << 32 | slot << 1 | is_open`
 numbers   float64 (n, 2): its score and distance
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import BoolArray, Float64Array, Int64Array, IntLike
 from nearcast.jit import kernel
 
 # Candidates are sorted in blocks of about this many, which fit into the cache, and of at most this many rows.
@@ -24,7 +25,31 @@ PLACE_BITS = 20
 
 
 @kernel
-def sort_candidates(found: Any, first_row: int, spare: Any) -> None:
+def packed(row: IntLike, slot: IntLike, is_open: IntLike) -> Any:
+    """Return a candidate as one number; `is_open` is 1 if it must be verified, else 0."""
+    return (row << 32) | (slot << 1) | is_open
+
+
+@kernel
+def unpack(found: Int64Array, rows: Int64Array, slots: Int64Array, is_sure: BoolArray) -> int:
+    """Fill in the rows of candidates, their slots and whether they are sure; return how many are not."""
+    n_open = 0
+    for i in range(found.size):
+        rows[i] = found[i] >> 32
+        slots[i] = (found[i] >> 1) & 0x7FFFFFFF
+        is_sure[i] = found[i] & 1 == 0
+        n_open += found[i] & 1
+    return n_open
+
+
+@kernel
+def is_block_full(n_candidates: int, n_rows: int) -> bool:
+    """Whether a block of candidates is due to be sorted."""
+    return n_candidates >= BLOCK_SIZE or n_rows == MAX_BLOCK_ROWS
+
+
+@kernel
+def sort_candidates(found: Int64Array, first_row: int, spare: Int64Array) -> None:
     """Put candidates of at most MAX_BLOCK_ROWS rows into order of rows, then of slots."""
     n = found.size
     if n <= MAX_INSERTION_SORT:
@@ -51,7 +76,7 @@ def sort_candidates(found: Any, first_row: int, spare: Any) -> None:
 
 
 @kernel
-def sort_with_numbers(found: Any, numbers: Any, first_row: int, spare: Any) -> None:
+def sort_with_numbers(found: Int64Array, numbers: Float64Array, first_row: int, spare: Int64Array) -> None:
     """Put candidates and their numbers into the order of `sort_candidates`."""
     n = found.size
     keys = spare[:n]
@@ -85,22 +110,19 @@ def sort_with_numbers(found: Any, numbers: Any, first_row: int, spare: Any) -> N
 
 
 @kernel
-def keep_distinct(found: Any, numbers: Any, has_numbers: bool) -> int:
-    """Keep each of several equal candidates once, they being in order, with its numbers; return how many are left."""
+def keep_distinct(found: Int64Array) -> int:
+    """Compact sorted candidates so that each occurs once; return their number."""
     n = min(1, found.size)
     for i in range(1, found.size):
         value = found[i]
         found[n] = value
-        if has_numbers:
-            numbers[n, 0] = numbers[i, 0]
-            numbers[n, 1] = numbers[i, 1]
         # Branchless.
         n += value != found[n - 1]
     return n
 
 
 @kernel
-def scatter(source: Any, target: Any, least: int, shift: int) -> None:
+def scatter(source: Int64Array, target: Int64Array, least: int, shift: int) -> None:
     """Copy numbers in order of one digit of their excess over `least`; a stable radix pass."""
     mask = (1 << DIGIT_BITS) - 1
     starts = np.zeros(mask + 2, np.int32)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import shapely
 
-from nearcast.arrays import Float64Array, id_values
+from nearcast.arrays import Float64Array, id_values, order_of
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, MessageColumns, X, Y
 from nearcast.feeds.changes import FeedChanges, all_changes
 from nearcast.index.candidates import unverified
@@ -60,9 +60,9 @@ class Fences:
         self._n_delayed = self._n_after_pruning = 0
 
     def move(self, positions: Positions) -> FeedChanges:
-        """Move subscriptions; return the changes that are due."""
+        """Move subscriptions; return the changes that are due, as one net difference."""
         positions, feeds = self._moves.split(positions)
-        parts = []
+        parts: list[FeedChanges] = []
         rows = np.arange(positions.slots.size)
         while rows.size:
             # One position of each subscription at a time, in the order of the rows.
@@ -71,8 +71,7 @@ class Fences:
             rows = np.delete(rows, firsts)
         self._prune()
         # A fence does not apply to feeds: only their last positions count.
-        parts.append(self._moves.move_feeds(feeds))
-        return all_changes(parts)
+        return all_changes([net_changes(all_changes(parts)), self._moves.move_feeds(feeds)])
 
     def remove(self, orders: Iterable[int]) -> None:
         """Drop the delayed changes of removed subscriptions, by registration number."""
@@ -219,6 +218,21 @@ class Fences:
             order, arrival = row.pop("order"), row.pop("arrival")
             self._delayed.setdefault(order, {})[arrival] = Delayed(**row)
         self._n_delayed = table.num_rows
+
+
+def net_changes(changes: FeedChanges) -> FeedChanges:
+    """Return the net difference of changes in the order in which they were made.
+
+    The changes of one message for one subscription alternate between + and -, so that pairs of them cancel; the last of
+    an odd number remains.
+    """
+    order = order_of(changes.slots, changes.arrivals)
+    slots, arrivals = changes.slots[order], changes.arrivals[order]
+    is_last = np.ones(order.size, bool)
+    is_last[:-1] = (slots[1:] != slots[:-1]) | (arrivals[1:] != arrivals[:-1])
+    ends = np.flatnonzero(is_last)
+    is_odd = np.diff(ends, prepend=-1) % 2 == 1
+    return changes.chosen(np.sort(order[ends[is_odd]]))
 
 
 def nearest_in_box(is_geographic: bool, numbers: Float64Array, x: float, y: float) -> tuple[float, float]:

@@ -8,8 +8,8 @@ from nearcast.arrays import Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns, X, Y
 from nearcast.jit import kernel
 from nearcast.kernels.verify import NEAREST
-from nearcast.partition.postings import Postings
 from nearcast.partition.statistics import Statistics
+from nearcast.partition.word_boxes import Postings
 
 
 def expected_boxes(subscriptions: SubscriptionColumns, postings: Postings, statistics: Statistics) -> Float64Array:

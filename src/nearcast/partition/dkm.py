@@ -18,9 +18,9 @@ from nearcast.jit import kernel
 from nearcast.model import Geographic, checked_count
 from nearcast.partition.cost import boxes_around, expected_boxes, greedily_assigned, least_loaded
 from nearcast.partition.location import places
-from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner, Placement, in_units
 from nearcast.partition.statistics import Statistics, Tables, count_in_box
+from nearcast.partition.word_boxes import Postings
 from nearcast.space.distance import bounds
 
 # The paper's gamma_1 and gamma_2. With fewer subscriptions than gamma_1 for each shard, each has its own subset, which

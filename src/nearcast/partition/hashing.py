@@ -6,8 +6,8 @@ import numpy as np
 
 from nearcast.arrays import BoolArray, Int64Array
 from nearcast.columns import MessageColumns, SubscriptionColumns
-from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner
+from nearcast.partition.word_boxes import Postings
 
 
 class HashPartitioner(Partitioner):

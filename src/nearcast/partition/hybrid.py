@@ -14,8 +14,8 @@ from nearcast.errors import NearcastError
 from nearcast.model import Geographic
 from nearcast.partition.keyword import WordPartitioner, owners_by_cost, owners_of
 from nearcast.partition.location import leaves, places, tree_by_cost
-from nearcast.partition.postings import Postings
 from nearcast.partition.statistics import Statistics
+from nearcast.partition.word_boxes import Postings
 
 
 class HybridOptions(TypedDict, total=False):

@@ -12,9 +12,9 @@ from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.jit import kernel
 from nearcast.kernels.postings import STAR
-from nearcast.partition.postings import Postings, postings_of
 from nearcast.partition.protocol import Partitioner
 from nearcast.partition.statistics import Statistics
+from nearcast.partition.word_boxes import Postings, postings_of
 
 
 class WordPartitioner(Partitioner):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nearcast.arrays import Float64Array, Int64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.partition.cost import least_loaded
-from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner
+from nearcast.partition.word_boxes import Postings
 
 
 class KeywordOrientedPartitioner(Partitioner):

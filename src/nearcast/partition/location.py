@@ -11,9 +11,9 @@ from nearcast.columns import SubscriptionColumns
 from nearcast.jit import kernel
 from nearcast.kernels.verify import BOOLEAN
 from nearcast.model import Geographic
-from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner
 from nearcast.partition.statistics import Statistics
+from nearcast.partition.word_boxes import Postings
 from nearcast.space.regions import ANYWHERE, CIRCLE
 
 

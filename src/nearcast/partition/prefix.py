@@ -7,8 +7,8 @@ import numpy as np
 from nearcast.arrays import Float64Array
 from nearcast.columns import SubscriptionColumns
 from nearcast.partition.keyword import KeywordPartitioner
-from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner, Placement, in_units, placement_of
+from nearcast.partition.word_boxes import Postings
 
 
 class PrefixPartitioner(KeywordPartitioner):

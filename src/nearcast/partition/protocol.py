@@ -12,9 +12,9 @@ from nearcast.arrays import AnyArray, BoolArray, Float64Array, Int64Array, taken
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.errors import NearcastError
 from nearcast.model import Space, as_settings, checked_count, of_settings
-from nearcast.partition.postings import Postings, postings_of
 from nearcast.partition.routes import Routes
 from nearcast.partition.statistics import SAMPLE_SIZE, Statistics
+from nearcast.partition.word_boxes import Postings, postings_of
 
 # Costs are charged in whole units. Sums are exact, so a load is 0 again when all subscriptions are removed, in any
 # order. A posting that every message hits costs 2 ** 36 units.
@@ -44,7 +44,7 @@ class Placement(NamedTuple):
         offsets, entries = taken_rows(self.offsets, np.asarray(rows, np.int64))
         return Placement(offsets, self.shards[entries], self.costs[entries])
 
-    def holds(self, n_shards: int) -> BoolArray:
+    def stored(self, n_shards: int) -> BoolArray:
         """Return which shards store each subscription, bool (n_subscriptions, n_shards)."""
         is_stored = np.zeros((self.offsets.size - 1, n_shards), bool)
         is_stored[self.slots, self.shards] = True

@@ -15,9 +15,9 @@ from nearcast.kernels.postings import STAR
 from nearcast.model import Geographic, checked_count
 from nearcast.partition.cost import boxes_around, costliest_first, expected_boxes, greedily_assigned, least_loaded
 from nearcast.partition.location import places
-from nearcast.partition.postings import Postings
 from nearcast.partition.protocol import Partitioner, Placement, in_units
 from nearcast.partition.statistics import Statistics
+from nearcast.partition.word_boxes import Postings
 from nearcast.space.distance import bounds
 
 # The paper's theta, cells for each shard; fewer where a cell would have fewer than MIN_MEMBERS.

@@ -36,11 +36,13 @@ from nearcast.engine.broker import Broker
 from nearcast.errors import NearcastError, StorageError
 from nearcast.model import Fence, Space, TimeWindow, Window, as_settings, checked_choice, checked_number, of_settings
 from nearcast.storage.local_folder import LocalTree
+from nearcast.storage.manifest import FORMAT as STATE_FORMAT
 from nearcast.storage.manifest import Arrays, Check, State, read_state, write_state
 from nearcast.storage.tree import Tree
 from nearcast.text.vocabulary import Vocabulary
 
-FORMAT = "nearcast-pipeline-2"
+# The state of shards and the inputs are saved in the format of manifests.
+FORMAT = f"nearcast-pipeline-3 of {STATE_FORMAT}"
 # The batch of the subscriptions that are registered before the stream begins.
 FIRST = -1
 # Snapshots of each shard that are not removed: the latest, and one to open if that is damaged.

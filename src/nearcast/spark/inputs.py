@@ -15,7 +15,7 @@ from nearcast.columns import NO_TIME
 from nearcast.errors import NearcastError, Rejection
 from nearcast.model import MAX_SECONDS, MICROSECONDS
 from nearcast.spark import worker
-from nearcast.spark.changes import MOVE, SUBSCRIBE, UNSUBSCRIBE
+from nearcast.spark.change_order import MOVE, SUBSCRIBE, UNSUBSCRIBE
 from nearcast.spark.folder import BY_HASH, EVENT, FIRST, WATERMARK, Counts, Folder, Plan
 from nearcast.spark.router import Router, Routes
 from nearcast.tables.arrow_columns import time_column

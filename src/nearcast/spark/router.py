@@ -19,7 +19,7 @@ from nearcast.model import CountWindow, Id, Space
 from nearcast.partition.protocol import Partitioner, Placement, no_placement, stacked_placements
 from nearcast.partition.registry import PARTITIONERS, opened
 from nearcast.partition.statistics import Statistics
-from nearcast.spark.changes import MOVE, SUBSCRIBE, UNSUBSCRIBE, runs
+from nearcast.spark.change_order import MOVE, SUBSCRIBE, UNSUBSCRIBE, runs
 from nearcast.spark.folder import POPULATION, Plan
 from nearcast.storage.manifest import Arrays, State, part_of
 from nearcast.tables.compile import compiled, compiled_table, last_of_each
@@ -163,6 +163,8 @@ class Router:
         bad_moves: set[int] = set()
         for kind, places in runs([ids[row] for row in good], kinds):
             rows = [good[place] for place in places]
+            if not rows:
+                continue
             if kind == MOVE:
                 applies[rows], bad = self._moved(changes.take(pa.array(rows)))
                 rejections += [rejection._replace(row=rows[rejection.row]) for rejection in bad]
@@ -185,7 +187,7 @@ class Router:
         rows = np.array([row for row, key in enumerate(ids) if key in self._places], np.int64)
         known = [ids[row] for row in rows.tolist()]
         before = self._rows_of(known)
-        applies[rows] = before.placement.holds(self.n_shards)
+        applies[rows] = before.placement.stored(self.n_shards)
         fence = self.plan.fence
         found, rejections = positions(
             _Registered(self.plan.space, before.columns, {key: slot for slot, key in enumerate(known)}),
@@ -242,7 +244,7 @@ class Router:
     def _placed(self, ids: Sequence[Id], columns: SubscriptionColumns, placement: Placement) -> BoolArray:
         """Store the placement of subscriptions, and return it as a matrix."""
         self._store(ids, columns, placement)
-        return placement.holds(self.n_shards)
+        return placement.stored(self.n_shards)
 
     def _store(self, ids: Sequence[Id], columns: SubscriptionColumns, placement: Placement) -> None:
         if len(self._chunks) == MAX_CHUNKS:
@@ -278,7 +280,7 @@ class Router:
         for number, pairs in rows_of_chunk.items():
             places, rows = np.array(pairs).T
             placement = self._chunks[number].placement.taken(rows)
-            stored[places] = placement.holds(self.n_shards)
+            stored[places] = placement.stored(self.n_shards)
             assert self.partitioner is not None
             self.partitioner.remove(placement)
         return stored

@@ -7,6 +7,7 @@ import math
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
 
 from nearcast.spark.folder import POPULATION
 
@@ -17,15 +18,21 @@ N_DEVIATIONS = 6
 def drawn(messages: DataFrame, size: int, seed: int) -> pa.Table:
     """Return `size` messages of a DataFrame, or all if there are fewer; the metadata has the number of all.
 
-    They are drawn at random by a hash of their ids, so the same seed draws the same, however the rows are partitioned.
-    A filter on the hash runs before the sort, which gets hardly more rows than are returned.
+    They are drawn at random by a hash of the rows, not of their ids, which may repeat. The same seed draws the same,
+    however the rows are partitioned.
     """
     n_messages = messages.count()
-    rows = messages
+    sample = None
     if n_messages > size:
-        key = F.xxhash64(F.lit(seed), F.col("id").cast("string"))
+        columns = [field.name for field in messages.schema.fields if not isinstance(field.dataType, T.MapType)]
+        key = F.xxhash64(F.lit(seed), *columns)
         share = (size + N_DEVIATIONS * math.sqrt(size)) / n_messages
         if share < 1:
-            rows = rows.where(key < F.lit(int(share * 2.0**64) - 2**63))
-        rows = rows.orderBy(key).limit(size)
-    return rows.toArrow().replace_schema_metadata({POPULATION: str(n_messages).encode()})
+            # Filter first, so that the sort gets hardly more rows than are returned.
+            sample = messages.where(key < F.lit(int(share * 2.0**64) - 2**63)).orderBy(key).limit(size).toArrow()
+        if sample is None or sample.num_rows < size:
+            # Rows that are equal in all columns pass the filter together or not at all.
+            sample = messages.orderBy(key).limit(size).toArrow()
+    else:
+        sample = messages.toArrow()
+    return sample.replace_schema_metadata({POPULATION: str(n_messages).encode()})

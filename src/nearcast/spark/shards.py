@@ -16,7 +16,7 @@ from nearcast.engine.state import ID_TYPES
 from nearcast.errors import Rejection
 from nearcast.model import Id, TimeWindow
 from nearcast.spark import worker
-from nearcast.spark.changes import MOVE, SUBSCRIBE, UNSUBSCRIBE, runs
+from nearcast.spark.change_order import MOVE, SUBSCRIBE, UNSUBSCRIBE, runs
 from nearcast.spark.folder import BY_HASH, FIRST, Counts, Folder, Plan
 from nearcast.spark.inputs import rejected_table
 from nearcast.spark.replicas import Replicas
@@ -213,10 +213,14 @@ def _apply_changes(shard: Shard, shard_input: ShardInput) -> tuple[list[pa.Table
     broker, replicas = shard.broker, shard.replicas
     deliveries: list[pa.Table] = []
     rejected: list[Rejection] = []
-    if shard_input.moment is not None:
-        deliveries.append(replicas.deduplicated(broker.advance_table(shard_input.moment)))
+    moment = shard_input.moment
     all_ids = shard_input.changes["id"].to_pylist() if shard_input.changes.num_rows else []
     for operation, rows in runs(all_ids, shard_input.operations):
+        if not rows:
+            # Nothing moves while the clock advances.
+            if moment is not None:
+                deliveries.append(replicas.deduplicated(broker.advance_table(moment)))
+            continue
         changes, ids = shard_input.changes.take(pa.array(rows)), [all_ids[row] for row in rows]
         if operation == SUBSCRIBE:
             found, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
@@ -224,7 +228,8 @@ def _apply_changes(shard: Shard, shard_input: ShardInput) -> tuple[list[pa.Table
             deliveries.append(replicas.deduplicated(found))
             rejected += [Rejection(**row) for row in bad.to_pylist()]
         elif operation == MOVE:
-            found, bad = broker.move(changes.drop_columns("op"), on_error="skip")
+            found, bad = broker.move(changes.drop_columns("op"), ts=moment, on_error="skip")
+            moment = None
             deliveries.append(replicas.deduplicated(found))
             rejected += [Rejection(**row) for row in bad.to_pylist()]
         else:

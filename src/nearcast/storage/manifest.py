@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from nearcast.errors import StorageError
 
-FORMAT = "nearcast-state-8"
+FORMAT = "nearcast-state-9"
 # How thoroughly a folder is verified before it is used.
 Check = Literal["everything", "sizes"]
 CHECKS = ("everything", "sizes")

@@ -1,4 +1,4 @@
-"""Which types of Arrow columns hold words."""
+"""Which types of Arrow columns contain words."""
 
 from __future__ import annotations
 

@@ -358,7 +358,9 @@ class Vocabulary:
         try:
             description = json.loads(table.schema.metadata[b"nearcast"])
             if description["format"] != FORMAT:
-                raise StorageError(f"the format is {description['format']!r}; this version reads {FORMAT!r}")
+                raise StorageError(
+                    f"the format is {description['format']!r}; this version reads {FORMAT!r}. Fit the vocabulary again"
+                )
             tokens, frequencies = table["token"].to_pylist(), table["df"].to_pylist()
             n_fitted = description["n_fitted"]
             vocabulary = cls(

@@ -1,4 +1,4 @@
-"""What the generated histories do not reach: errors, odd texts, housekeeping, explanations."""
+"""Cases that the generated histories do not reach: errors, odd texts, pruning, explanations."""
 
 import random
 import threading
@@ -269,12 +269,12 @@ def test_who_catches_up_has_the_same_results_and_windows(window, kinds):
                 broker.subscribe([nc.TopK(f"t{i}", words[i % 4], at=(i, i), k=3) for i in range(9)])
         return broker
 
-    kept = [f"{kind}{i}" for kind in ("n", "t") for i in range(9)]
+    remaining = [f"{kind}{i}" for kind in ("n", "t") for i in range(9)]
     ours, theirs = made(), made()
     first, last = [message(i) for i in range(100)], [message(i) for i in range(100, 120)]
     assert ours.catch_up(first) is None
     theirs.publish_batch(first)
-    for key in kept:
+    for key in remaining:
         if key in ours:
             assert ours.results(key) == theirs.results(key)
     assert ours.publish_batch(last) == theirs.publish_batch(last)
@@ -294,7 +294,7 @@ def test_a_rejected_row_does_not_settle_the_kind_of_ids():
 def test_the_order_of_deliveries_is_that_of_arrival_and_registration():
     broker = nc.Broker(space=PLANE)
     broker.subscribe([nc.Boolean(f"s{i}", "tea") for i in (10, 9, 2)])
-    broker.subscribe(nc.Boolean("s10", "tea"))  # registered anew, so it comes last
+    broker.subscribe(nc.Boolean("s10", "tea"))  # registered again, so it is last
     found = broker.publish_batch([nc.Message("z", 1, 1, "tea"), nc.Message("a", 1, 1, "tea")])
     assert found["message"].to_pylist() == ["z"] * 3 + ["a"] * 3
     assert found["subscription"].to_pylist() == ["s9", "s2", "s10"] * 2

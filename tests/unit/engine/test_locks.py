@@ -22,6 +22,7 @@ def test_a_fair_lock_is_given_in_turn():
             turns.append("me")
     is_done.set()
     other.join()
-    # At most two turns of the other one between two of mine: the one it had, and one that it got before I asked.
+    # At most two turns of the other thread between two of this one: the current one, and one granted before the
+    # request.
     gaps = "".join("m" if turn == "me" else "o" for turn in turns).split("m")
     assert max(map(len, gaps[1:-1])) <= 2

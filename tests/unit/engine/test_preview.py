@@ -16,7 +16,7 @@ PLANE = nc.Planar(0, 0, 10, 10, max_dist=10)
 
 
 def delivered(space, statistics, window, subscription, sample):
-    """What a fresh broker that holds this subscription alone delivers."""
+    """The deliveries of a new broker with only this subscription."""
     judge = oracle.Oracle(space, statistics, window)
     judge.subscribe(subscription)
     return judge.publish_batch(sample)
@@ -33,7 +33,7 @@ def test_a_preview_is_what_the_oracle_delivers(data, space, fitted, window):
     has_time = isinstance(window, nc.TimeWindow)
     broker = nc.Broker(space=space, vocabulary=nc.Vocabulary.fit(fitted), window=window)
     kinds = KINDS if window else ("boolean", "similar", "nearest")
-    # A broker that has seen some: other subscriptions, messages, and words that its vocabulary did not know.
+    # A broker with other subscriptions, messages, and words that were not in its vocabulary.
     broker.subscribe(data.draw(st.lists(strategies.subscriptions(space, kinds), max_size=3)))
     broker.publish_batch(data.draw(st.lists(strategies.messages(space, with_ts=has_time), max_size=4)))
     before = broker.stats(), broker.vocabulary.to_table(), broker.ids()

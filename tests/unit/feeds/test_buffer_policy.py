@@ -1,4 +1,4 @@
-"""What the buffers of each way to keep results hold: messages lie on a line, and a score tells how near."""
+"""The content of the buffers of each policy: messages are on a line, and the score depends on the distance."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,11 @@ N = 40
 
 
 @pytest.fixture
-def kept(monkeypatch):
+def buffered(monkeypatch):
     monkeypatch.setattr(buffer_policy, "KMAX", 6)
 
     def made(name, far=(), after=()):
-        """Publish messages so far away, subscribe for the best 2, publish more; return how far those kept are."""
+        """Publish messages at distances, subscribe with k = 2, publish more; return the distances in the buffer."""
         broker = nc.Broker(space=SPACE, window=nc.CountWindow(N), buffer_policy=name)
         broker.publish_batch([nc.Message(f"m{i:02}", x, 0, "tea") for i, x in enumerate(far)])
         broker.subscribe(nc.TopK("s", "tea", at=(0, 0), k=2, spatial_weight=1))
@@ -30,35 +30,35 @@ def kept(monkeypatch):
     return made
 
 
-def test_kmax_starts_with_kmax_and_ignores_who_dominates_whom(kept):
-    # The nearest came last: it and the one before dominate all others.
-    assert kept("kmax", range(20, 0, -1))[0] == [1, 2, 3, 4, 5, 6]
+def test_kmax_starts_with_kmax_and_ignores_who_dominates_whom(buffered):
+    # The nearest arrived last: it and the previous one dominate all others.
+    assert buffered("kmax", range(20, 0, -1))[0] == [1, 2, 3, 4, 5, 6]
 
 
-def test_kmax_holds_no_more_than_kmax(kept):
-    assert kept("kmax", range(1, 21), [0, 3])[0] == [0, 1, 2, 3, 3, 4]
+def test_kmax_holds_no_more_than_kmax(buffered):
+    assert buffered("kmax", range(1, 21), [0, 3])[0] == [0, 1, 2, 3, 3, 4]
 
 
-def test_kmax_takes_nothing_behind_its_last(kept):
-    # m00 and m01 (at 1 and 2) have expired; what is farther than 6 is not taken although there is room.
-    assert kept("kmax", range(1, N + 1), [50, 7])[0] == [3, 4, 5, 6]
+def test_kmax_takes_nothing_behind_its_last(buffered):
+    # m00 and m01 (at 1 and 2) have expired; farther than 6 nothing is inserted, although there is capacity.
+    assert buffered("kmax", range(1, N + 1), [50, 7])[0] == [3, 4, 5, 6]
 
 
-def test_skyband_goes_down_by_a_share_of_the_kth_score(kept):
+def test_skyband_goes_down_by_a_share_of_the_kth_score(buffered):
     # Scores 0.99, 0.98: the floor is 0.931, so what is at most 6.9 away; here the old ones are the better ones.
-    assert kept("skyband", range(1, 21))[0] == [1, 2, 3, 4, 5, 6]
+    assert buffered("skyband", range(1, 21))[0] == [1, 2, 3, 4, 5, 6]
 
 
-def test_skyband_drops_what_k_others_dominate(kept):
-    assert kept("skyband", range(20, 0, -1))[0] == [1, 2]
+def test_skyband_drops_what_k_others_dominate(buffered):
+    assert buffered("skyband", range(20, 0, -1))[0] == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["kmax", "skyband"])
-def test_a_buffer_that_falls_below_k_is_filled_anew(kept, name):
-    # All messages expire, the nearest first, and so one buffer after the other is used up.
-    held, broker = kept(name, range(1, N + 1), [50] * (N - 2))
+def test_a_buffer_that_falls_below_k_is_filled_again(buffered, name):
+    # All messages expire, the nearest first, so one buffer after the other underflows.
+    distances, broker = buffered(name, range(1, N + 1), [50] * (N - 2))
     assert broker._parts.feeds.n_evaluated > 1
-    assert held[:2] == [N - 1, N]
+    assert distances[:2] == [N - 1, N]
     assert [delivery.message for delivery in broker.results("s")] == ["m38", "m39"]
 
 
@@ -67,12 +67,12 @@ def test_a_buffer_keeps_as_many_of_the_messages_above_its_floor_as_expected(k, n
     draw = np.random.default_rng(7)
     sizes = []
     for _ in range(200):
-        # By rank: how old each message is; it stays while fewer than k of those before it are newer.
+        # By rank: the age of each message; it stays while fewer than k of those before it are newer.
         ages = draw.permutation(n_above)
         sizes.append(sum(int((ages[:i] < ages[i]).sum()) < k for i in range(n_above)))
     usual, most = buffer_sizes(k, n_above)
     assert np.mean(sizes) == pytest.approx(usual, rel=0.15, abs=1)
-    # What has as many as it should rises rarely; what has far too many does.
+    # A buffer of the expected size rarely raises its floor; one that is far too large does.
     assert np.mean(np.array(sizes) > most) < 0.05
     assert buffer_sizes(k, 1000 * n_above)[0] > most
 
@@ -98,7 +98,7 @@ def test_messages_expire_of_those_who_have_gone(name):
     broker.subscribe([nc.TopK(i, "tea", at=(i % 100, 0), k=2) for i in ids])
     broker.publish_batch([nc.Message(i, i, 0, "tea") for i in range(20)])
     broker.unsubscribe(ids[:-1])
-    # So many are dead that slots are numbered anew.
+    # Enough are removed that slots are renumbered.
     broker.subscribe(nc.TopK(-1, "tea", at=(0, 0), k=2))
     for start in range(20, 100, 5):
         broker.publish_batch([nc.Message(i, i, 0, "tea") for i in range(start, start + 5)])

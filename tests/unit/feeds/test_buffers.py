@@ -1,4 +1,4 @@
-"""Buffers keep the best k in blocks that are used again."""
+"""Buffers store the best k in reusable blocks."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Feeds are looked at when a message of theirs expires, and not more often."""
+"""A feed is due when one of its messages expires, and not more often."""
 
 import random
 
@@ -19,7 +19,7 @@ def test_a_feed_is_noted_once_however_many_messages_it_holds():
 
 
 def test_messages_that_come_late_expire_in_time():
-    # Times go back and forth within the window, so a feed may take in what expires before all that it has.
+    # Times are out of order within the window, so a feed may insert a message that expires before all its others.
     draw = random.Random(3)
     brokers = [nc.Broker(space=SPACE, window=nc.TimeWindow(20), index=index) for index in ("adaptive", "exhaustive")]
     batches = [

@@ -1,6 +1,6 @@
-"""Feeds ask a window through a protocol: one that lies elsewhere and is read-only gives the results of a broker.
+"""Feeds read a window through a protocol: a read-only one that is stored elsewhere gives the results of a broker.
 
-The parts are used without a broker, so a fault here is also a part that needs another one.
+The parts are used without a broker, so a hidden dependency between parts shows here too.
 """
 
 import random
@@ -28,7 +28,7 @@ SIZE = 12
 
 
 class ForeignWindow:
-    """The last SIZE of messages that somebody else wrote; `n` says how many there are by now."""
+    """The last SIZE of messages written elsewhere, of which `n` have arrived."""
 
     def __init__(self, written, ids, store, matcher):
         self._written, self._ids, self._store, self._matcher = written, np.array(ids, object), store, matcher
@@ -119,8 +119,8 @@ def test_a_window_that_lies_elsewhere_gives_the_results_of_a_broker(seed):
         found, _ = matcher.found(piece)
         feeds.insert(found, piece, [message.id])
         changes = feeds.finish()
-        told = broker.publish(message)
-        assert sorted(zip(changes.message_ids, changes.signs, strict=True)) == sorted((d[1], d[2]) for d in told)
+        delivered = broker.publish(message)
+        assert sorted(zip(changes.message_ids, changes.signs, strict=True)) == sorted((d[1], d[2]) for d in delivered)
         for slot, subscription in zip(slots.tolist(), subscriptions, strict=True):
             expected = [delivery.message for delivery in broker.results(subscription.id)]
             assert feeds.results(slot).message_ids.tolist() == expected

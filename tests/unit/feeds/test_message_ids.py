@@ -1,4 +1,4 @@
-"""The ids of messages stay while a buffer holds them."""
+"""The ids of messages are retained while a buffer has them."""
 
 import numpy as np
 import pytest

@@ -12,8 +12,7 @@ import pytest
 
 import nearcast as nc
 import nearcast.tables.compile
-from nearcast.index import adaptive, segment
-from nearcast.index.adaptive import divergence
+from nearcast.index import adaptive, boolean_segment, built_segment, word_statistics
 
 WORDS = [f"w{i}" for i in range(200)]
 SPACE = nc.Planar(0, 0, 1, 1)
@@ -112,8 +111,8 @@ def test_messages_are_published_while_subscriptions_come_and_go():
 
 
 def test_segments_follow_the_words_of_the_messages(monkeypatch):
-    monkeypatch.setattr(adaptive, "MIN_OBSERVED", 500)
-    monkeypatch.setattr(segment, "TILE_COST", 1e9)  # words alone decide
+    monkeypatch.setattr(word_statistics, "MIN_OBSERVED", 500)
+    monkeypatch.setattr(boolean_segment, "TILE_COST", 1e9)  # words alone decide
     # What was rare in the sample is frequent in the stream.
     sample = messages(300, words=WORDS[::-1])["keywords"]
     followed = nc.Broker(space=SPACE, vocabulary=nc.Vocabulary.fit(sample))
@@ -126,18 +125,9 @@ def test_segments_follow_the_words_of_the_messages(monkeypatch):
         before = followed._parts.store._contents.index.n_read
         assert followed.publish_batch(batch) == expected.publish_batch(batch)
         read.append(followed._parts.store._contents.index.n_read - before)
-    assert "1 segments were built again because the words of the messages had changed" in followed.describe()
+    assert "1 segments were rebuilt because the words of the messages had changed" in followed.describe()
     assert read[0] == read[1] > 1.2 * read[2]
     assert read[2] == read[3]
-
-
-def test_divergence_is_that_of_kullback_and_leibler():
-    assert divergence(np.array([50, 50]), np.array([50, 50])) == 0
-    # 101/202, 101/202 against 201/202, 1/202, and the sum of all rare words, none.
-    seen, foreseen = np.array([101, 101, 1]) / 203, np.array([201, 1, 1]) / 203
-    assert divergence(np.array([100, 100]), np.array([200])) == pytest.approx((seen * np.log(seen / foreseen)).sum())
-    # Words that occur a few times each are one.
-    assert divergence(np.array([100] + [1] * 50), np.array([100] + [0] * 10 + [5] * 10)) == pytest.approx(0)
 
 
 def test_a_saved_index_is_not_built_again(tmp_path, monkeypatch):
@@ -149,7 +139,7 @@ def test_a_saved_index_is_not_built_again(tmp_path, monkeypatch):
     expected = broker.publish_batch(batch)
     broker.save(tmp_path / "state")
     built = []
-    monkeypatch.setattr(adaptive, "build_segment", lambda *arguments: built.append(arguments))
+    monkeypatch.setattr(adaptive, "built_segment", lambda *arguments: built.append(arguments))
     for check in ("everything", "sizes"):
         opened = nc.Broker.open(tmp_path / "state", check=check)
         assert opened.publish_batch(batch) == expected
@@ -260,15 +250,15 @@ def test_segments_do_not_pile_up():
 def test_a_probe_that_failed_leaves_no_word_behind(monkeypatch):
     broker = nc.Broker(space=SPACE)
     broker.subscribe([nc.Boolean(i, "coffee sale") for i in range(300)])
-    probe = adaptive.probe
+    probe = built_segment.probe_boolean
 
     def failing(*arguments):
-        some, has_word = arguments[2], arguments[5]
+        some, has_word = arguments[2], arguments[4]
         has_word[some.token_ids] = True
         raise MemoryError
 
-    monkeypatch.setattr(adaptive, "probe", failing)
+    monkeypatch.setattr(built_segment, "probe_boolean", failing)
     with pytest.raises(MemoryError):
         broker.publish(nc.Message(1, 0.5, 0.5, "coffee"))
-    monkeypatch.setattr(adaptive, "probe", probe)
+    monkeypatch.setattr(built_segment, "probe_boolean", probe)
     assert broker.publish(nc.Message(2, 0.5, 0.5, "sale")) == []

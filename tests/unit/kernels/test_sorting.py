@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearcast.kernels.sorting import keep_distinct, sort_candidates, sort_with_numbers
+from nearcast.kernels.sorting import keep_distinct, packed, sort_candidates, sort_with_numbers, unpack
 
 
 @pytest.mark.kernels
@@ -35,12 +35,16 @@ def test_candidates_are_sorted_as_numpy_would():
 def test_equal_candidates_are_kept_once():
     for values in ([], [4], [4, 4], [2, 2, 2, 4, 6, 6], [2, 4, 6]):
         found = np.array(values, np.int64)
-        numbers = np.column_stack([found, found + 0.5])
-        n = keep_distinct(found, numbers, True)
+        n = keep_distinct(found)
         expected = np.unique(np.array(values, np.int64))
+        assert n == expected.size
         assert (found[:n] == expected).all()
-        assert (numbers[:n] == np.column_stack([expected, expected + 0.5])).all()
-        found = np.array(values, np.int64)
-        # There need not be as many numbers where there is nothing to score.
-        assert keep_distinct(found, np.empty((0, 2)), False) == n == expected.size
-        assert (found[:n] == expected).all()
+
+
+@pytest.mark.kernels
+def test_candidates_are_unpacked():
+    pairs = [(0, 0, 0), (7, 2**31 - 1, 1), (2**31 - 1, 5, 0), (3, 5, 1)]
+    found = np.array([packed(*pair) for pair in pairs], np.int64)
+    rows, slots, is_sure = np.empty(4, np.int64), np.empty(4, np.int64), np.empty(4, bool)
+    assert unpack(found, rows, slots, is_sure) == 2
+    assert list(zip(rows.tolist(), slots.tolist(), (~is_sure).tolist(), strict=True)) == pairs

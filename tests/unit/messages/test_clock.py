@@ -1,6 +1,6 @@
-"""One clock per broker: messages, positions and `advance` move it, and what expires by it is returned.
+"""One clock per broker: messages, positions and `advance` advance it, and the changes by expiry are returned.
 
-A fault in what moves the clock, in what is dropped, in what is reported, or in what is saved shows here.
+A fault in the clock, in expiry, in the reported changes, or in the saved state shows here.
 """
 
 import math
@@ -26,7 +26,7 @@ def tea(name, x, ts):
     return nc.Message(name, x, 0, "tea", ts=ts)
 
 
-def told(deliveries):
+def brief(deliveries):
     return [(d.subscription, d.message, d.change) for d in deliveries]
 
 
@@ -65,34 +65,34 @@ def test_the_time_of_a_position_expires_results_of_everybody(is_table):
         found = deliveries_of_table(broker.move(pa.table({"id": ["goer"], "x": [100.0], "y": [0.0], "ts": [500.0]})))
     else:
         found = broker.move("goer", (100, 0), ts=500)
-    # What left had its distance from where the subscriber was.
-    assert told(found) == [
+    # A removal has the distance from the old place.
+    assert brief(found) == [
         ("goer", "old", -1),
         ("stayer", "old", -1),
         ("stayer", "near", 1),
         ("goer", "far", 1),
     ]
     assert [delivery.distance for delivery in found] == [0.0, 0.0, 20.0, 10.0]
-    assert told(broker.results("goer") + broker.results("stayer")) == [("goer", "far", 1), ("stayer", "near", 1)]
+    assert brief(broker.results("goer") + broker.results("stayer")) == [("goer", "far", 1), ("stayer", "near", 1)]
 
 
 def test_a_position_may_be_of_somebody_without_results():
     broker = broker_with(nc.Boolean("b", "tea", within=nc.Circle(0, 0, 1)), nc.TopK("t", "tea", at=(0, 0), k=1))
     broker.publish(tea("m", 50, ts=0))
-    assert told(broker.move("b", (9, 9), ts=500)) == [("t", "m", -1)]
+    assert brief(broker.move("b", (9, 9), ts=500)) == [("t", "m", -1)]
     assert broker.move("b", (8, 8)) == []
 
 
 def test_a_late_message_does_not_enter_the_window():
     broker = broker_with(nc.TopK("t", "tea", at=(0, 0), k=2), nc.Boolean("b", "tea"))
     broker.advance(100)
-    assert told(broker.publish(tea("late", 1, ts=90))) == [("b", "late", 1)]
-    assert told(broker.publish(tea("in time", 1, ts=90.000001))) == [("t", "in time", 1), ("b", "in time", 1)]
+    assert brief(broker.publish(tea("late", 1, ts=90))) == [("b", "late", 1)]
+    assert brief(broker.publish(tea("in time", 1, ts=90.000001))) == [("t", "in time", 1), ("b", "in time", 1)]
     broker.move("b", nc.Circle(0, 0, 100), ts=105)
-    assert told(deliveries_of_table(broker.publish_batch([tea("late too", 1, ts=95)]))) == [("b", "late too", 1)]
+    assert brief(deliveries_of_table(broker.publish_batch([tea("late too", 1, ts=95)]))) == [("b", "late too", 1)]
     assert "✗ it is older than the window" in str(broker.explain("t", tea("late", 1, ts=95)))
     assert not broker.explain("t", tea("in time", 1, ts=90.000001), published=True).is_match
-    # A preview has the clock of its sample.
+    # A preview uses the clock of its sample.
     assert broker.preview(nc.TopK("x", "tea", at=(0, 0)), [tea("a", 1, ts=5), tea("b", 1, ts=6)]).received == 2
 
 
@@ -112,7 +112,7 @@ def test_time_changes_no_results_without_a_time_window():
         broker = broker_with(nc.Nearest("n", "tea", at=(0, 0), k=1), window=window)
         broker.publish(tea("m", 1, ts=0))
         assert broker.advance(1e9) == []
-        assert told(broker.results("n")) == [("n", "m", 1)]
+        assert brief(broker.results("n")) == [("n", "m", 1)]
 
 
 def test_a_position_that_the_fence_ignores_does_not_move_the_clock():
@@ -121,11 +121,14 @@ def test_a_position_that_the_fence_ignores_does_not_move_the_clock():
     broker.publish(tea("m", 1, ts=0))
     assert broker.move("t", (5, 5), ts=100, accuracy=6) == []
     assert broker.stats().active_messages == broker.stats().window_messages == 1
-    assert told(broker.move("t", (5, 5), ts=100, accuracy=5)) == [("t", "m", -1)]
+    assert brief(broker.move("t", (5, 5), ts=100, accuracy=5)) == [("t", "m", -1)]
     assert broker.stats().active_messages == broker.stats().window_messages == 0
 
 
-@pytest.mark.parametrize("fence", [None, nc.Fence(hysteresis=1)], ids=["no fence", "fence"])
+FENCES = [None, nc.Fence(), nc.Fence(accuracy=5), nc.Fence(hysteresis=1), nc.Fence(dwell=0.5)]
+
+
+@pytest.mark.parametrize("fence", FENCES, ids=["none", "off", "accuracy", "hysteresis", "dwell"])
 def test_out_and_back_in_one_table_is_no_difference(fence):
     kinds = {
         "t": nc.TopK("t", "tea", at=(0, 0), k=1, spatial_weight=1),
@@ -137,18 +140,32 @@ def test_out_and_back_in_one_table_is_no_difference(fence):
     broker.publish_batch([tea("here", 0, ts=1), tea("there", 90, ts=2)])
     rows = [(name, x, ts) for x, ts in ((90.0, 5.0), (0.0, 3.0)) for name in kinds]
     names, xs, times = zip(*rows, strict=True)
-    found = told(deliveries_of_table(broker.move(pa.table({"id": names, "x": xs, "y": [0.0] * 8, "ts": times}))))
-    # With a fence each position of a boolean or similarity subscription counts.
-    flips = [("b", "here", -1), ("b", "here", 1), ("s", "here", -1), ("s", "here", 1)]
-    flips += [("b", "there", 1), ("b", "there", -1), ("s", "there", 1), ("s", "there", -1)]
-    assert found == (flips if fence else [])
+    found = brief(deliveries_of_table(broker.move(pa.table({"id": names, "x": xs, "y": [0.0] * 8, "ts": times}))))
+    # With a dwell the message is not delivered again at the moment of return.
+    gone = [("b", "here", -1), ("s", "here", -1)]
+    assert found == (gone if fence and fence.dwell else [])
+
+
+def test_a_table_of_positions_may_have_a_moment_in_common():
+    """The moment and the moves are one net difference; the moment counts also if all rows are bad."""
+    broker = broker_with(nc.TopK("t", "tea", at=(0, 0), k=1, spatial_weight=1), nc.Nearest("n", "tea", at=(0, 0), k=1))
+    broker.publish_batch([tea("old", 0, ts=0), tea("near", 10, ts=5), tea("far", 90, ts=6)])
+    table = pa.table({"id": ["t", "n"], "x": [90.0, 90.0], "y": [0.0] * 2})
+    found = brief(deliveries_of_table(broker.move(table, ts=12)))
+    assert found == [("t", "old", -1), ("n", "old", -1), ("t", "far", 1), ("n", "far", 1)]
+    nobody = pa.table({"id": ["nobody"], "x": [0.0], "y": [0.0]})
+    found, rejections = broker.move(nobody, ts=100, on_error="skip")
+    assert brief(deliveries_of_table(found)) == [("t", "far", -1), ("n", "far", -1)]
+    assert rejections.num_rows == 1
+    with pytest.raises(nc.NearcastError, match="ts is None; it must be"):
+        broker.advance(None)
 
 
 def test_positions_of_several_times_expire_once():
     broker = broker_with(nc.TopK("t", "tea", at=(0, 0), k=1, spatial_weight=1))
     broker.publish_batch([tea("old", 0, ts=0), tea("near", 20, ts=5), tea("far", 90, ts=6)])
     table = pa.table({"id": ["t"] * 3, "x": [90.0, 50.0, 0.0], "y": [0.0] * 3, "ts": [12.0, 9.0, 11.0]})
-    assert told(deliveries_of_table(broker.move(table))) == [("t", "old", -1), ("t", "near", 1)]
+    assert brief(deliveries_of_table(broker.move(table))) == [("t", "old", -1), ("t", "near", 1)]
 
 
 def test_the_clock_is_saved(tmp_path):
@@ -157,8 +174,8 @@ def test_the_clock_is_saved(tmp_path):
     broker.advance(100)
     broker.save(tmp_path / "state")
     broker = nc.Broker.open(tmp_path / "state")
-    assert told(broker.publish(tea("late", 1, ts=90))) == []
-    assert told(broker.publish(tea("in time", 1, ts=91))) == [("t", "in time", 1)]
+    assert brief(broker.publish(tea("late", 1, ts=90))) == []
+    assert brief(broker.publish(tea("in time", 1, ts=91))) == [("t", "in time", 1)]
     assert broker.stats().active_messages == 1
 
 
@@ -171,6 +188,6 @@ def test_a_clock_may_follow_advance_alone(tmp_path):
     assert "it would be number" in str(broker.explain("t", tea("before all", 1, ts=-1e6)))
     broker.save(tmp_path / "state")
     broker = nc.Broker.open(tmp_path / "state")
-    assert told(broker.advance(10)) == [("t", "behind", -1)]
-    assert told(broker.publish(tea("later", 3, ts=1e6))) == [("t", "later", 1)]
-    assert told(broker.results("t")) == [("t", "ahead", 1), ("t", "later", 1)]
+    assert brief(broker.advance(10)) == [("t", "behind", -1)]
+    assert brief(broker.publish(tea("later", 3, ts=1e6))) == [("t", "later", 1)]
+    assert brief(broker.results("t")) == [("t", "ahead", 1), ("t", "later", 1)]

@@ -1,4 +1,4 @@
-"""The index of the window: the best messages of each subscription, as a plain loop over all of them finds them."""
+"""The index of the window: the best messages of each subscription, compared with a plain loop over all messages."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -34,7 +34,7 @@ TOKENS = np.sort([VOCABULARY.admit(word) for word in WORDS]).astype(np.int32)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    # So that a few hundred messages make several segments, layers and levels of nodes, and several tasks.
+    # A few hundred messages then have several segments, layers and levels of nodes, and several tasks.
     monkeypatch.setattr(message_index, "MAX_TAIL", 16)
     monkeypatch.setattr(message_index, "SLOTS_OF_A_TASK", 7)
     monkeypatch.setattr(message_index, "FANOUT", 3)
@@ -127,7 +127,7 @@ def test_the_best_are_those_of_a_plain_loop(name, leaf_size, monkeypatch):
 
 @pytest.mark.parametrize("name", ["planar", "geographic"])
 def test_signatures_lose_nothing_where_leaves_are_full(name):
-    # Frequent words, several of them shared, and few messages wanted: what a message shares decides.
+    # Frequent words, several of them shared, and few messages wanted: the shared words decide.
     draw, space = np.random.default_rng(12), SPACES[name]
     index, columns = MessageIndex(space), messages(draw, space, 1500, 0)
     index.append(columns)

@@ -1,4 +1,4 @@
-"""Moves among enough messages for blocks and merges to matter; what is refused; what is held and for how long."""
+"""Moves among enough messages for several blocks and merges; invalid moves; the lifetime of active messages."""
 
 import math
 import random
@@ -47,8 +47,8 @@ def subscriptions(space, draw):
     ]
 
 
-def standing(broker, subscription, messages):
-    """What a subscription has, from scratch: a broker of its own that hears all messages."""
+def current(broker, subscription, messages):
+    """The deliveries to a subscription of a new broker that receives all messages."""
     fresh = nc.Broker(space=broker.space, window=broker.window, index="exhaustive")
     first = fresh.subscribe(subscription)
     found = first + [d for d in deliveries_of_table(fresh.publish_batch(messages)) if d.change > 0]
@@ -56,7 +56,7 @@ def standing(broker, subscription, messages):
 
 
 def put(subscription, place):
-    """The subscription at another place."""
+    """The subscription moved to another place."""
     if subscription.kind != "boolean":
         return type(subscription)(**{**fields(subscription), "at": place})
     return nc.Boolean(subscription.id, subscription.expression, within=place)
@@ -82,9 +82,9 @@ def test_differences_among_thousands_are_those_of_two_fresh_brokers(space, threa
         if there[name].kind == "boolean":
             size = 20 if space is PLANE else 2_000_000
             place = nc.Circle(*place, draw.uniform(0, size))
-        before = standing(broker, there[name], messages)
+        before = current(broker, there[name], messages)
         there[name] = put(there[name], place)
-        after = standing(broker, there[name], messages)
+        after = current(broker, there[name], messages)
         expected = [d for m, d in after.items() if m not in before]
         expected += [d._replace(change=-1) for m, d in before.items() if m not in after]
         assert broker.move(name, place) == sorted(expected, key=lambda d: d.message)

@@ -1,6 +1,6 @@
-"""Each score stays below its upper bound, and whoever reaches a threshold lies within its reach.
+"""Each score is at most its upper bound, and a message that reaches a threshold is within its reach.
 
-A bound that is too low loses matches; these tests would notice it without an index in between.
+A bound that is too low loses matches; these tests show it without an index.
 """
 
 import math
@@ -40,7 +40,7 @@ def test_no_similarity_is_above_the_bound_of_the_words_from_the_first_shared_one
     bound = text_upper_bound(code, total(left), total(s_weights), left.size, s_ids.size)
     assert alike <= bound + 1e-15
     assert (alike == 0) == (not shared)
-    # With nothing but the subscription's own words, the bound of all of them is reached.
+    # A message with exactly the subscription's words reaches the bound of all of them.
     assert textual_similarity(code, s_ids, s_weights, s_ids, s_weights) == pytest.approx(1)
 
 

@@ -1,4 +1,4 @@
-"""Distances, exact regions, and boxes that surely hold them."""
+"""Distances, exact regions, and boxes that contain them."""
 
 import math
 
@@ -22,7 +22,7 @@ longitudes, latitudes = st.floats(-180, 180), st.floats(-90, 90)
 
 
 def is_in_region(space, region, x, y):
-    """Whether the two tests that an index makes, the one by numbers and the one of polygons, let a point in."""
+    """Whether a point passes the two tests of an index: by numbers, and of polygons."""
     shape, numbers = shape_and_numbers(space, region)
     if not might_be_in_region(isinstance(space, nc.Geographic), shape, np.array(numbers), x, y):
         return False

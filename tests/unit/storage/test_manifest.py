@@ -1,4 +1,4 @@
-"""A saved broker is read back whole or refused; never a crash, never a wrong answer."""
+"""A saved broker is opened completely or rejected; never a crash, never a wrong answer."""
 
 import json
 import os
@@ -84,9 +84,9 @@ def test_foreign_folders_are_refused(tmp_path):
         busy_broker().save(tmp_path / "diary.txt")
     busy_broker().save(tmp_path / "state")
     manifest = json.loads((tmp_path / "state" / MANIFEST).read_text())
-    (tmp_path / "state" / MANIFEST).write_text(json.dumps(manifest | {"format": "nearcast-state-9"}))
+    (tmp_path / "state" / MANIFEST).write_text(json.dumps(manifest | {"format": "nearcast-state-8"}))
     with pytest.raises(
-        nc.StorageError, match=r"format 'nearcast-state-9'; this version reads 'nearcast-state-8'\. Register the"
+        nc.StorageError, match=r"format 'nearcast-state-8'; this version reads 'nearcast-state-9'\. Register the"
     ):
         nc.Broker.open(tmp_path / "state")
 

@@ -1,4 +1,4 @@
-"""Tables of messages: their columns and variants, and bad rows that are reported while the rest proceeds."""
+"""Tables of messages: their columns and variants, and bad rows that are reported while the others are processed."""
 
 from datetime import UTC, datetime
 

@@ -1,6 +1,6 @@
-"""A table of one kind goes in all at once; it must end as if each row had been looked at.
+"""A table of one kind is registered all at once, with the same result as row by row.
 
-A fault here is a column, a default or a check that one of the two ways in treats otherwise.
+A fault here is a column, a default or a check that differs between the two code paths.
 """
 
 import numpy as np

@@ -42,7 +42,7 @@ def counted(numbers, rows, i):
 @example(column=["J\u030c\u0323 j\u030c\u0323", "=\u0338x", None, ""])
 def test_a_column_is_read_as_its_texts_are(analyzer, column):
     numbers = TokenNumbers(analyzer)
-    for _ in range(2):  # the second time from memory
+    for _ in range(2):  # the second time from the cache
         rows = numbers.of_texts(pa.array(column, pa.string()))
         assert len(rows.token_offsets) == len(column) + 1
         for i, text in enumerate(column):

@@ -1,4 +1,4 @@
-"""The normal form says the same as the expression, and errors point at the offending place."""
+"""The normal form is equivalent to the expression, and errors point at the offending place."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A vocabulary counts, orders and weighs words, and is the same after it was saved."""
+"""A vocabulary counts, orders and weighs words, and is unchanged by saving."""
 
 import math
 import random
@@ -128,14 +128,14 @@ def test_known_words_have_the_numbers_that_they_got_when_they_were_met_first(max
         words = ["".join(draw.choices("abåß茶🍵", k=draw.randint(0, 4))) for _ in range(n)]
         found = known.numbers(pa.array(["left out", *words], pa.large_string())[1:], number_of)
         assert found.tolist() == [numbers[word] for word in words]
-    # All of these were met before; those that were forgotten are asked for again.
+    # All of these were seen before; evicted ones are looked up again.
     n_asked = len(asked)
     assert known.numbers(pa.array(words, pa.large_string()), number_of).tolist() == [numbers[word] for word in words]
     assert (len(asked) == n_asked) == (max_words > len(numbers))
 
 
 @pytest.mark.kernels
-def test_words_with_the_same_hash_are_told_apart():
+def test_words_with_the_same_hash_are_distinguished():
     data, offsets = string_buffers(pa.array(["rum", "te", "tea", "tee"], pa.large_string()))
     code = hash_bytes(data, offsets[2], offsets[3])
     hashes, numbers = np.full(3, code), np.array([4, 5, 6], np.int32)

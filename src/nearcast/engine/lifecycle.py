@@ -32,7 +32,7 @@ class Engine(NamedTuple):
     relocation: Relocation
 
 
-class Session:
+class Lifecycle:
     """Parts that can be saved, opened again and closed."""
 
     def __init__(self, settings: Settings):
@@ -77,7 +77,7 @@ class Session:
         state = read_state(path, check=check)
         broker = cls.__new__(cls)
         try:
-            Session.__init__(broker, settings_of(state, index, buffer_policy, threads))
+            Lifecycle.__init__(broker, settings_of(state, index, buffer_policy, threads))
             restore(broker._parts, state)
         except (KeyError, TypeError, pa.ArrowException) as error:
             raise StorageError(f"{path} holds no complete broker: {error!r}") from error

@@ -1,4 +1,4 @@
-"""A closed broker holds nothing and answers nothing."""
+"""A closed broker has released everything, and raises on every call."""
 
 import gc
 import threading
@@ -57,10 +57,10 @@ def test_threads_end_and_arrays_are_let_go_of():
         broker.subscribe([nc.Boolean(i, "tea") for i in range(300)])
         broker.publish_batch([nc.Message(i, 1, 1, "tea") for i in range(300)])
         assert threading.active_count() > before
-        held = weakref.ref(broker._parts.store)
+        store_reference = weakref.ref(broker._parts.store)
     gc.collect()
     assert threading.active_count() == before
-    assert held() is None
+    assert store_reference() is None
 
 
 def test_a_broker_is_closed_after_an_error_too(tmp_path):

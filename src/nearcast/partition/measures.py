@@ -22,9 +22,9 @@ from nearcast.kernels.postings import STAR
 from nearcast.model import Geographic
 from nearcast.partition.cost import expected_boxes
 from nearcast.partition.location import places
-from nearcast.partition.postings import postings_of
 from nearcast.partition.protocol import Partitioner, Placement
 from nearcast.partition.statistics import Statistics
+from nearcast.partition.word_boxes import postings_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
