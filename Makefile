@@ -92,7 +92,7 @@ bench-report: .venv/dev.done  ## pages and pictures of what was measured, drawn 
 bench-gate: .venv/dev.done  ## machine-independent counts, compared with the baseline; UPDATE=1 writes a new one
 	$(BIN)/python benchmarks/cases/gate.py $(if $(UPDATE),--update) $(OPTIONS)
 
-lock: .venv/dev.done  ## resolve requirements/*.txt anew
+lock: .venv/dev.done  ## resolve requirements/*.txt again
 	$(PIP) install uv
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 		--group build --extra report --extra spark pyproject.toml -o requirements/run.txt

@@ -13,7 +13,8 @@ import pytest
 
 from nearcast.cli.charts import MAX_POINTS, Course, draw
 from nearcast.cli.report import read_recorded, settings_line, totals
-from nearcast.cli.show import as_bytes, as_duration
+from nearcast.cli.run import progress_line
+from nearcast.cli.show import as_bytes, as_duration, as_microseconds
 from nearcast.errors import NearcastError
 
 SETTINGS = {
@@ -39,16 +40,23 @@ def line(batch, **others):
         "subscriptions": 40,
         "lag_seconds": 2.5,
         "seconds": 0.5,
-        "input_seconds": 0.1,
-        "match_seconds": 0.3,
+        "changes_seconds": 0.05,
+        "messages_seconds": 0.2,
+        "feeds_seconds": 0.1,
+        "commit_seconds": 0.02,
         "sink_seconds": 0.06,
         "cleanup_seconds": 0.04,
+        "changes_cpu_seconds": 0.02,
+        "messages_cpu_seconds": 0.15,
+        "feeds_cpu_seconds": 0.08,
+        "pairs": 4000,
         "shard_seconds": [0.2, 0.1],
         "shard_subscriptions": [15, 25],
         "shard_deliveries": [200, 100],
         "balance": 4 / 3,
-        "repeated_batches": batch % 2,
+        "repeated_steps": batch % 2,
         "state_bytes": 1000 * (batch + 1),
+        "log_bytes": 3000 * (batch + 1),
         "worker_bytes": 200_000_000,
     } | others
 
@@ -87,7 +95,8 @@ def test_a_page_holds_all_that_it_needs(nearcast, tmp_path):
     assert printed["rejected rows"] == "10"
     assert printed["messages/s"] == "200"
     assert printed["p99 of a batch"] == "500 ms"
-    assert printed["state"] == "7.0 kB"
+    assert printed["processor time a message"] == "2,500 µs"
+    assert (printed["state"], printed["log"]) == ("7.0 kB", "21.0 kB")
     assert printed["last batch done (UTC)"] == "2026-05-01 00:06:00"
     assert picture(page).tag.endswith("svg")
     assert "http" not in re.sub(r'src="[^"]+"', "", page)
@@ -152,12 +161,61 @@ def test_where_nothing_can_be_written_is_refused(nearcast, tmp_path, out, proble
 
 def test_what_was_not_recorded_is_not_drawn():
     everything = titles(draw([line(0), line(1)]))
-    assert len(everything) == 9
+    assert len(everything) == 11
     without_times = titles(draw([line(0, lag_seconds=None), line(1, lag_seconds=None)]))
     assert [title for title in everything if title not in without_times] == [everything[-1]]
     assert everything[-1].startswith("Lag")
-    old = ("batch", "messages", "deliveries", "seconds", "match_seconds", "shard_seconds")
-    assert titles(draw([{name: line(0)[name] for name in old}])) == everything[:3]
+    only_boolean = [line(batch, pairs=0, shard_seconds=[0, 0], lag_seconds=None) for batch in range(2)]
+    missing = [title.split()[0] for title in everything if title not in titles(draw(only_boolean))]
+    assert missing == ["Pairs", "Time", "Lag:"]
+    idle = titles(draw([line(0, messages=0, deliveries=0, changes_cpu_seconds=0.01)]))
+    assert [title for title in everything if title not in idle] == everything[2:4]
+
+
+def test_metrics_of_the_first_edition_are_drawn_as_far_as_they_go(nearcast, tmp_path):
+    new = ("changes_seconds", "messages_seconds", "feeds_seconds", "commit_seconds", "pairs", "log_bytes")
+    new += ("changes_cpu_seconds", "messages_cpu_seconds", "feeds_cpu_seconds", "repeated_steps")
+    stages = {"input_seconds": 0.1, "match_seconds": 0.3, "repeated_batches": 1}
+    lines = [{name: value for name, value in line(i).items() if name not in new} | stages for i in range(3)]
+    drawn = [title.split()[0] for title in titles(draw(lines))]
+    assert drawn == ["Throughput", "Time", "Time", "Balance:", "On", "Memory:", "Subscriptions", "Rejected", "Lag:"]
+    [panel] = [axes for axes in draw(lines).axes if axes.get_title(loc="left").startswith("Time of a batch")]
+    labels = panel.get_legend_handles_labels()[1]
+    assert [label for label in labels if not label.startswith("p")] == ["sink", "cleanup", "other"]
+    assert nearcast("report", recorded(tmp_path / "state", lines)).exit_code == 0
+    page = (tmp_path / "state" / "report.html").read_text()
+    assert "processor time" not in re.sub(r'<img alt="[^"]+"', "", page)
+    oldest = ("batch", "messages", "deliveries", "seconds", "shard_seconds")
+    drawn = [title.split(",")[0] for title in titles(draw([{name: line(0)[name] for name in oldest}]))]
+    assert drawn == ["Throughput", "Time of a batch", "Time of each shard: its changes and feeds"]
+
+
+def test_work_a_message_is_that_of_all_tasks():
+    def drawn(lines):
+        [panel] = [axes for axes in draw(lines).axes if axes.get_title(loc="left").startswith("Processor time")]
+        [level] = [text for text in panel.get_legend_handles_labels()[1] if text.startswith("p50")]
+        return panel, level
+
+    _, level = drawn([line(batch) for batch in range(5)])
+    assert level == "p50 2,500 µs"
+    # Batches without messages do not count.
+    _, level = drawn([line(0), line(1, messages=0, deliveries=0), line(2)])
+    assert level == "p50 2,500 µs"
+    panel, _ = drawn([line(0, messages_cpu_seconds=60), *(line(batch) for batch in range(1, 30))])
+    assert panel.get_ylim()[1] <= 0.005
+    assert "up to 601,000 µs" in [text.get_text() for text in panel.texts]
+
+
+def test_the_progress_of_a_run_is_one_line_a_batch():
+    assert progress_line(line(3, rejected=0)) == (
+        "batch      3       100 messages       200/s        300 deliveries   500 ms"
+        "  cpu 2,500 µs/message  disk 16.0 kB  lag   2.5 s"
+    )
+    printed = progress_line(line(3, messages=0, lag_seconds=None))
+    assert "cpu" not in printed
+    assert "lag" not in printed
+    assert progress_line(START).startswith("start               40 subscriptions")
+    assert progress_line(START).endswith("[yellow]4 rejected[/]")
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 40])
@@ -185,7 +243,7 @@ def test_many_batches_share_points_and_none_is_lost():
 
 
 def test_a_slow_first_batch_does_not_flatten_the_others():
-    figure = draw([line(0, seconds=60, match_seconds=59), *(line(batch) for batch in range(1, 30))])
+    figure = draw([line(0, seconds=60, messages_seconds=59), *(line(batch) for batch in range(1, 30))])
     [panel] = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Time of a batch")]
     assert 0.5 < panel.get_ylim()[1] <= 1
     assert "up to 60 s" in [text.get_text() for text in panel.texts]
@@ -214,6 +272,13 @@ def test_the_settings_are_one_line():
 )
 def test_spans_of_time_in_words(seconds, printed):
     assert as_duration(seconds) == printed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "printed"), [(0, "0 µs"), (4.2e-6, "4.2 µs"), (0.000812, "812 µs"), (0.0345678, "34,568 µs")]
+)
+def test_short_spans_of_time_in_microseconds(seconds, printed):
+    assert as_microseconds(seconds) == printed
 
 
 @pytest.mark.parametrize(
@@ -270,6 +335,6 @@ def test_a_real_run_is_drawn(nearcast, tmp_path):
     subprocess.run(command, check=True, timeout=300)
     state = tmp_path / "state"
     assert "3 batches drawn in" in nearcast("report", state).stdout
-    assert len(titles(draw(read_recorded(state).lines))) == 9
+    assert len(titles(draw(read_recorded(state).lines))) == 11
     printed = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", (state / "report.html").read_text()))
     assert printed["messages"] == "90"

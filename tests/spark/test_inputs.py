@@ -4,34 +4,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from folders import made, written
+from folders import LocalPipeline, in_process
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.spark import worker
-from nearcast.spark.inputs import write_input
-from nearcast.spark.shards import run_shard
+from nearcast.spark.retention import Retention
 from pipelines import Scenario
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_routes_do_not_depend_on_the_cache(tmp_path, monkeypatch, partitioner):
     """Whether the router was cached, opened from a snapshot, or has replayed all batches, its routes are the same."""
+    monkeypatch.setattr(Retention, "collect_garbage", lambda *_: (0, 0))
     found = []
     for number, every in enumerate([1, 4, 100]):
         scenario = Scenario(tmp_path / "in", seed=75, has_window=False, is_written=False)
-        folder = made(tmp_path / str(number) / "state", scenario, snapshot_every=every, partitioner=partitioner)
+        state = tmp_path / str(number) / "state"
+        pipeline = LocalPipeline(state, scenario, snapshot_every=every, partitioner=partitioner)
         for batch in range(8):
             if every != 4:
-                monkeypatch.setattr(worker, "cache", {})
-            written(folder, scenario, batch)
-        inputs = [folder.read_input(batch) for batch in range(-1, 8)]
-        found.append([{name: array.tolist() for name, array in sorted(state.arrays.items())} for state in inputs])
+                pipeline.cache.clear()
+            pipeline.run(batch)
+        routes = [pipeline.folder.read_routes(batch) for batch in range(-1, 8)]
+        found.append([{name: array.tolist() for name, array in sorted(arrays.items())} for arrays in routes])
     assert found[0] == found[1] == found[2]
+    assert bool(found[0][0]) == (partitioner != "hash")
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_bad_changes_are_rejected(tmp_path, partitioner):
     scenario = Scenario(tmp_path / "in", seed=72, is_active=False, is_written=False)
-    folder = made(tmp_path / "state", scenario, partitioner=partitioner)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, partitioner=partitioner)
     changes = pa.table(
         {
             "op": ["subscribe", "unsubscribe", "replace", None, "unsubscribe", "subscribe", "move", "move"],
@@ -42,15 +43,17 @@ def test_bad_changes_are_rejected(tmp_path, partitioner):
             "y": [None] * 6 + [7.5, 0.5],
         }
     )
-    counts = write_input(folder, 0, changes, pa.table({}))
-    reports = [run_shard(folder, shard, 0) for shard in range(2)]
+    with in_process(pipeline.cache):
+        pipeline.driver.run((changes, pa.table({})), 0)
+    metrics = pipeline.metrics[-1]
     # The partitioner decides whether the router or a shard rejects them.
-    assert counts["rejected"] + sum(report.rejected for report in reports) == 7
-    assert counts["changes"] + counts["rejected"] == 8
-    assert sum(report.subscriptions for report in reports) == 41
+    assert metrics["rejected"] == 7
+    # Those without an id or an operation are no changes.
+    assert metrics["changes"] == 5
+    assert metrics["subscriptions"] == 41
     found = [
         (row["id"], row["reason"].splitlines()[0])
-        for file in (folder.path / "rejected").rglob("*.parquet")
+        for file in (pipeline.folder.path / "rejected").rglob("*.parquet")
         for row in pq.ParquetFile(file).read().to_pylist()
     ]
     assert sorted(found, key=repr) == sorted(

@@ -12,6 +12,9 @@ import random
 import shutil
 import tempfile
 import time
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.fs
@@ -19,11 +22,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
-from folders import Killed, made, written
-from nearcast.spark import match, worker
-from nearcast.spark.folder import FIRST, Folder, Plan
+from folders import Killed, LocalJobs, LocalPipeline, in_process
+from nearcast.spark import match
+from nearcast.spark.folder import Folder
 from nearcast.spark.frames import spark_location
-from nearcast.spark.shards import run_shard, shard_after
+from nearcast.spark.plan import FIRST, Plan
+from nearcast.spark.retention import Retention
+from nearcast.spark.shards import shard_after
 from nearcast.storage import object_store as remote
 from nearcast.storage.local_folder import LocalTree
 from nearcast.storage.manifest import MANIFEST, State, read_state, write_state
@@ -50,19 +55,21 @@ def state_elsewhere(tmp_path):
 
 
 class Machine:
-    """A process that caches shards, on its own machine."""
+    """A process with its caches, on its own machine."""
 
-    def __init__(self, path, monkeypatch):
-        self.path, self.cache, self.monkeypatch = path, {}, monkeypatch
+    def __init__(self, path):
+        self.path, self.cache, self._running = path, {}, []
         path.mkdir(parents=True)
 
     def __enter__(self):
-        self.monkeypatch.setattr(tempfile, "tempdir", str(self.path))
-        self.monkeypatch.setattr(worker, "cache", self.cache)
+        running = ExitStack()
+        running.enter_context(patch.object(tempfile, "tempdir", str(self.path)))
+        running.enter_context(in_process(self.cache))
+        self._running.append(running)
         return self
 
     def __exit__(self, *_):
-        pass
+        self._running.pop().close()
 
     def wipe(self):
         self.cache.clear()
@@ -74,13 +81,40 @@ class Machine:
         found = {}
         for manifest in self.path.rglob(MANIFEST):
             state = manifest.parent.parent
-            found.setdefault(state.parent.name, set()).add(int(state.name))
+            # The pieces of a batch are in a folder of the batch.
+            batch = state.parent if state.parent.name.lstrip("-").isdigit() and len(state.parent.name) > 3 else state
+            found.setdefault(batch.parent.name, set()).add(int(batch.name))
         return found
 
 
+class MachineJobs(LocalJobs):
+    """Runs each task on one of some machines; with `draw` some die while they write, and lose caches or disks."""
+
+    def __init__(self, folder, *, machines, **options):
+        super().__init__(folder, n_processes=len(machines), **options)
+        self.caches = machines
+
+    def in_process(self, cache):
+        return cache
+
+    def dying(self):
+        return deadly(self._draw)
+
+    def lose(self, cache):
+        cache.wipe() if self._draw.random() < 0.5 else cache.cache.clear()
+
+
 @pytest.fixture
-def machines(tmp_path, monkeypatch):
-    return [Machine(tmp_path / f"machine-{number}", monkeypatch) for number in range(3)]
+def machines(tmp_path):
+    return [Machine(tmp_path / f"machine-{number}") for number in range(3)]
+
+
+def begun(tmp_path, scenario, machines, **options):
+    """A pipeline whose tasks run on some machines, and whose driver runs on the first."""
+    with machines[0]:
+        return LocalPipeline(
+            state_elsewhere(tmp_path), scenario, jobs=partial(MachineJobs, machines=machines), **options
+        )
 
 
 def sent(folder):
@@ -88,7 +122,8 @@ def sent(folder):
     return pickle.loads(pickle.dumps(folder))
 
 
-def deadly(draw, monkeypatch):
+@contextmanager
+def deadly(draw):
     """Kill the next writer: between the files of a state, before or after a manifest or another file."""
     upload, put = RemoteTree._upload, RemoteTree._put
 
@@ -104,105 +139,102 @@ def deadly(draw, monkeypatch):
             put(self, key, content)
         raise Killed
 
-    monkeypatch.setattr(RemoteTree, "_upload", dying_upload)
-    monkeypatch.setattr(RemoteTree, "_put", dying_put)
+    with patch.object(RemoteTree, "_upload", dying_upload), patch.object(RemoteTree, "_put", dying_put):
+        yield
 
 
 @pytest.mark.parametrize(("seed", "partitioner"), [(80, "hash"), (81, "location")])
-def test_machines_that_die_and_are_lost(tmp_path, monkeypatch, machines, seed, partitioner):
-    """Three machines alternate; now and then one dies while it writes, loses its cache, or its disk."""
+def test_machines_that_die_and_are_lost(tmp_path, machines, seed, partitioner):
+    """Three machines alternate; now and then one dies while it writes, loses its cache, or its disk.
+
+    So does the driver, also between its writes; then another goes on.
+    """
     scenario = Scenario(tmp_path / "in", seed=seed, n_batches=12, is_written=False)
     draw = random.Random(seed)
-    with machines[0]:
-        folder = made(state_elsewhere(tmp_path), scenario, n_shards=2, partitioner=partitioner)
-    n_deaths = 0
-
-    def done(work):
-        nonlocal n_deaths
-        for _ in range(draw.choice([0, 0, 1, 2])):
-            machine = draw.choice(machines)
-            with monkeypatch.context() as patched, machine:
-                deadly(draw, patched)
-                try:
-                    work()
-                except Killed:
-                    n_deaths += 1
-            if draw.random() < 0.7:
-                machine.wipe() if draw.random() < 0.5 else machine.cache.clear()
-        with draw.choice(machines):
-            work()
-
-    def write(batch):
-        if folder.counts_of_intact_input(batch) is None:
-            written(sent(folder), scenario, batch)
-
+    pipeline = begun(tmp_path, scenario, machines, partitioner=partitioner, draw=draw)
+    n_restarts = 0
     for batch in range(12):
-        done(lambda batch=batch: write(batch))
-        for shard in range(2):
-            done(lambda batch=batch, shard=shard: run_shard(sent(folder), shard, batch))
-        with machines[0]:
-            folder.collect_garbage(batch - 1)
-    assert n_deaths > 10
+        while True:
+            pipeline.jobs.n_left = draw.choice([None, None, draw.randrange(8)])
+            try:
+                with machines[0]:
+                    if draw.random() < 0.2:
+                        with deadly(draw):
+                            pipeline.run(batch)
+                    pipeline.run(batch)
+                break
+            except Killed:
+                n_restarts += 1
+                with machines[0]:
+                    pipeline.restart()
+    assert pipeline.jobs.n_deaths > 10
+    assert n_restarts > 3
     expected, ids = scenario.expected()
     assert delivered(tmp_path / "state") == expected
-    with Machine(tmp_path / "new", monkeypatch):
-        assert answers([shard_after(sent(folder), shard, 11) for shard in range(2)]) == scenario.ended
+    with Machine(tmp_path / "new"):
+        assert pipeline.answers(11) == scenario.ended
     assert len(ids) > 30
 
 
-def test_damage_is_passed_over_or_mended(tmp_path, machines):
-    scenario = Scenario(tmp_path / "in", seed=71, is_written=False)
+def test_damage_is_passed_over_or_mended(tmp_path, machines, monkeypatch):
+    monkeypatch.setattr(Retention, "collect_garbage", lambda *_: (0, 0))
+    scenario = Scenario(tmp_path / "in", seed=71, n_batches=7, is_written=False)
     one, other, third = machines
     state = tmp_path / "state"
+    pipeline = begun(tmp_path, scenario, [one], n_shards=1, snapshot_every=2)
     with one:
-        folder = made(state_elsewhere(tmp_path), scenario, n_shards=1, snapshot_every=2)
-        for batch in range(8):
-            written(folder, scenario, batch)
-            run_shard(folder, 0, batch)
+        pipeline.run_all()
     whole = delivered(state)
-    *_, second, last = sorted((state / "shards" / "000").iterdir())
-    assert (int(second.name), int(last.name)) == (4, 6)
+    folder = pipeline.folder
+    second, last = (state / "shards" / "000" / f"{number:010d}" for number in (2, 4))
 
     def replayed(machine):
-        shutil.rmtree(state / "deliveries" / "batch=7")
+        """Run the last batch again on a machine; return the number of repeated steps."""
+        shutil.rmtree(state / "deliveries" / "batch=6")
         machine.cache.clear()
+        pipeline.jobs.caches = [machine]
         with machine:
-            report = run_shard(sent(folder), 0, 7)
+            pipeline.restart()
+            metrics = pipeline.run(6)
         assert delivered(state) == whole
-        return report.replayed
+        return metrics["repeated_steps"]
 
-    assert replayed(other) == 0
+    # From the snapshot of batch 4, two steps a batch.
+    assert replayed(other) == 2
     # A damaged copy is downloaded again.
     for file in other.path.rglob("*.arrow"):
         file.write_bytes(b"torn")
-    assert replayed(other) == 0
+    assert replayed(other) == 2
     # An interrupted upload with a manifest: machines without a copy open an earlier snapshot.
     file = next(last.rglob("*.arrow"))
     content = file.read_bytes()
     file.write_bytes(content[:-1])
-    assert replayed(third) == 2
+    assert replayed(third) == 6
     file.unlink()
-    assert replayed(third) == 2
+    assert replayed(third) == 6
     file.write_bytes(content)
-    assert replayed(third) == 0
+    assert replayed(third) == 2
     # A cached copy alone is not a committed state.
     manifest = last / MANIFEST
     content = manifest.read_bytes()
     for bad in (content[:-5], b"{}", None):
         manifest.unlink() if bad is None else manifest.write_bytes(bad)
-        assert replayed(one) == 2
+        assert replayed(one) == 6
     (second / MANIFEST).unlink()
-    assert replayed(one) == 4
-    # A damaged input is written again.
-    for file in (state / "inputs" / "0000000007").rglob("*.arrow"):
+    assert replayed(one) == 10
+    # A damaged piece of the log is written again.
+    for file in (state / "log" / "0000000006").rglob("*.arrow"):
         file.write_bytes(b"torn")
     with third:
         third.wipe()
-        assert folder.counts_of_intact_input(7) is None
-        assert not folder.has_input(7)
-        written(folder, scenario, 7)
-        assert folder.counts_of_intact_input(7)["messages"] == 30
-    assert replayed(third) == 4
+        assert folder.intact_input(6) is None
+        assert not folder.has_input(6)
+        (state / "commits" / "6.json").unlink()
+        pipeline.restart()
+        pipeline.jobs.caches = [third]
+        assert pipeline.run(6)["messages"] == 30
+        assert len(folder.intact_input(6).messages) == 30
+    assert replayed(third) == 10
 
 
 def test_garbage_goes_and_what_is_needed_stays(tmp_path, machines):
@@ -212,36 +244,48 @@ def test_garbage_goes_and_what_is_needed_stays(tmp_path, machines):
     shard 1 saved *       *     *     *      *      (batch + 1) % 3 == 0
     """
     scenario = Scenario(tmp_path / "in", seed=82, n_batches=12, n_messages=5, is_written=False)
+    scenario.window, scenario.lifetime, scenario.fence = nc.CountWindow(12), None, None
     state = tmp_path / "state"
     one, other, _ = machines
-    with one:
-        folder = made(state_elsewhere(tmp_path), scenario)
+    pipeline = begun(tmp_path, scenario, [one, other], draw=None)
+
+    def n_bytes(*parts):
+        whole = {file.parent for part in parts for file in (state / part).rglob(MANIFEST)}
+        return sum(file.stat().st_size for entry in whole for file in entry.rglob("*") if file.is_file())
+
     for batch in range(12):
         with one:
-            written(folder, scenario, batch)
-        for shard, machine in enumerate((one, other)):
-            with machine:
-                run_shard(sent(folder), shard, batch)
+            metrics = pipeline.run(batch)
+        assert metrics["state_bytes"] == n_bytes("inputs", "floors", "shards")
+        assert metrics["log_bytes"] == n_bytes("log", "changes", "pairs")
         if batch == 6:
             # Files of abandoned writers.
-            for name in ("inputs/0000000001", "shards/000/0000000000", "shards/001/0000000004"):
+            for name in ("inputs/0000000001", "shards/000/0000000000", "shards/001/0000000004", "log/0000000001"):
                 (state / name / "version").mkdir(parents=True)
                 (state / name / "version" / "x.npy").write_bytes(b"x")
-        with one:
-            left = folder.collect_garbage(batch - 1)
-        whole = [file.parent for part in ("inputs", "shards") for file in (state / part).rglob(MANIFEST)]
-        assert left == sum(file.stat().st_size for entry in whole for file in entry.rglob("*") if file.is_file())
     numbers = {
         name: sorted(int(entry.name) for entry in (state / name).iterdir())
-        for name in ("inputs", "shards/000", "shards/001")
+        for name in ("inputs", "log", "changes", "pairs", "shards/000", "shards/001", "shards/index")
     }
-    # All up to 10 are committed: two snapshots before that, the one of 11, and the inputs after the oldest remain.
-    assert numbers == {"inputs": [6, 7, 8, 9, 10, 11], "shards/000": [6, 9], "shards/001": [5, 8, 11]}
-    # Copies are evicted at the next snapshot, and on the driver's machine immediately.
-    assert one.copies() == {"inputs": set(range(6, 12)), "000": {6, 9}}
-    assert other.copies() == {"inputs": set(range(6, 12)), "001": {5, 8, 11}}
+    # Up to 10 all is committed: of each shard two snapshots before that remain, and the one of 11. The changes and the
+    # pairs after the oldest remain, and the messages of the window as it was then.
+    assert numbers == {
+        "inputs": [3, 4, 5, 6, 7, 8, 9, 10, 11],
+        "log": [3, 4, 5, 6, 7, 8, 9, 10, 11],
+        "changes": [6, 7, 8, 9, 10, 11],
+        "pairs": [6, 7, 8, 9, 10, 11],
+        "shards/000": [6, 9],
+        "shards/001": [5, 8, 11],
+        "shards/index": [6, 9],
+    }
+    # Copies are evicted at the next snapshot that a machine writes, and on the driver's machine immediately.
+    numbers["floors"] = [int(entry.name) for entry in (state / "floors").iterdir()]
+    for name, copied in one.copies().items():
+        assert copied <= set(numbers[name if name in numbers else f"shards/{name}"]), name
+    # The other machine wrote its last snapshot when the changes from batch 3 on were still there.
+    assert other.copies()["changes"] == set(range(3, 12))
     with machines[2]:
-        assert answers([shard_after(sent(folder), shard, 11) for shard in range(2)]) == _ended(scenario)
+        assert pipeline.answers(11) == _ended(scenario)
 
 
 def _ended(scenario):
@@ -281,9 +325,10 @@ def test_two_attempts_at_one_snapshot_do_not_mix(tmp_path, monkeypatch, machines
 
 def test_a_file_system_that_does_not_answer_is_no_damage(tmp_path, monkeypatch, machines):
     scenario = Scenario(tmp_path / "in", seed=83, n_batches=1, is_written=False)
+    pipeline = begun(tmp_path, scenario, machines[:1])
     with machines[0]:
-        folder = made(state_elsewhere(tmp_path), scenario)
-        written(folder, scenario, 0)
+        pipeline.run(0)
+    folder = pipeline.folder
 
     def silent(*_):
         raise OSError("timed out")
@@ -291,17 +336,17 @@ def test_a_file_system_that_does_not_answer_is_no_damage(tmp_path, monkeypatch, 
     with machines[1], monkeypatch.context() as patched:
         patched.setattr(RemoteTree, "_download", silent)
         with pytest.raises(OSError, match="timed out"):
-            folder.counts_of_intact_input(0)
+            folder.intact_input(0)
         with pytest.raises(OSError, match="timed out"):
-            folder.open_shard(0, 0)
-    assert folder.counts_of_intact_input(0)["messages"] == 30
-    assert folder.open_shard(0, 0)[2] == FIRST
+            next(folder.snapshots("001", 0))
+    assert len(folder.intact_input(0).messages) == 30
+    assert next(folder.snapshots("001", 0))[1] == FIRST
 
 
 def test_a_state_goes_on_only_with_what_it_was_made_for(tmp_path, machines):
     scenario = Scenario(tmp_path / "in", seed=84, is_written=False)
+    folder = begun(tmp_path, scenario, machines[:1]).folder
     with machines[0]:
-        folder = made(state_elsewhere(tmp_path), scenario)
         run = folder.run()
         before = (tmp_path / "state" / "PIPELINE.json").stat().st_mtime_ns
         again = Folder(tree_at("state", elsewhere(tmp_path / "state")))
@@ -411,7 +456,7 @@ def test_a_stream_goes_on_without_its_copies(spark, tmp_path):
     expected, ids = scenario.expected()
     assert delivered(tmp_path / "state") == expected
     assert sunk == [(batch, expected[batch]) for batch in range(6)]
-    assert metrics[0]["repeated_batches"] > 0
+    assert metrics[0]["repeated_steps"] > 0
     assert metrics[-1]["subscriptions"] == len(ids)
     folder = Folder(tree_at("state", state))
     assert answers([shard_after(folder, shard, 5) for shard in range(2)]) == scenario.ended

@@ -1,21 +1,32 @@
 """Shards without Spark: the deliveries do not depend on the process that runs a shard, or its cache."""
 
+import json
 import math
 import random
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
-from folders import Killed, made, written
+from folders import LocalPipeline, in_process, run_tables
 from nearcast.partition.registry import PARTITIONERS
-from nearcast.spark import shards, worker
-from nearcast.spark.folder import FIRST, Folder, Plan
-from nearcast.spark.inputs import write_input
-from nearcast.spark.shards import claimed_shard, is_idle, run_shard, shard_after, shards_of
-from pipelines import IS_SOAK, SPACE, Move, Scenario, answers, delivered
+from nearcast.spark import shards
+from nearcast.spark.changes import shards_of
+from nearcast.spark.folder import Folder
+from nearcast.spark.plan import FIRST, Plan
+from nearcast.spark.retention import Retention
+from nearcast.spark.shards import claimed_shard, run_changes, shard_after
+from pipelines import IS_SOAK, Move, Scenario, delivered
+
+
+@pytest.fixture
+def without_retention(monkeypatch):
+    """Nothing is removed."""
+    monkeypatch.setattr(Retention, "collect_garbage", lambda *_: (0, 0))
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
@@ -25,46 +36,20 @@ from pipelines import IS_SOAK, SPACE, Move, Scenario, answers, delivered
         : 5 if IS_SOAK else 3
     ],
 )
-def test_workers_that_die_and_forget(tmp_path, monkeypatch, seed, has_window, is_active, partitioner):
+def test_workers_that_die_and_forget(tmp_path, seed, has_window, is_active, partitioner):
     """Three workers alternate; now and then one loses its cache, or dies before or after a write."""
     settings = {"has_window": has_window, "is_active": is_active}
     scenario = Scenario(tmp_path / "in", seed=seed, n_batches=12, is_written=False, **settings)
-    draw = random.Random(seed)
-    caches = [{} for _ in range(3)]
-    monkeypatch.setattr(worker, "cache", caches[0])
-    folder = made(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner)
-    write_table = Folder.write_table
-    n_deaths = 0
-
-    def dying(self, kind, batch, name, table):
-        if draw.random() < 0.5:
-            write_table(self, kind, batch, name, table)
-        raise Killed
-
+    options = {"n_processes": 3, "parallelism": 3, "draw": random.Random(seed)}
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner, **options)
     for batch in range(12):
-        assert not folder.has_input(batch)
-        with monkeypatch.context() as patched:
-            patched.setattr(worker, "cache", draw.choice(caches))
-            written(folder, scenario, batch)
-        assert folder.has_input(batch)
-        for shard in range(3):
-            for _ in range(draw.choice([0, 0, 1, 2])):
-                cache = draw.choice(caches)
-                with monkeypatch.context() as patched:
-                    patched.setattr(worker, "cache", cache)
-                    patched.setattr(Folder, "write_table", dying)
-                    with pytest.raises(Killed):
-                        run_shard(folder, shard, batch)
-                n_deaths += 1
-                if draw.random() < 0.5:
-                    cache.clear()
-            monkeypatch.setattr(worker, "cache", draw.choice(caches))
-            run_shard(folder, shard, batch)
-        folder.collect_garbage(batch - 1)
-    assert n_deaths > 5
+        assert not pipeline.folder.has_input(batch)
+        pipeline.run(batch)
+        assert pipeline.folder.has_input(batch)
+    assert pipeline.jobs.n_deaths > 5
     expected, ids = scenario.expected()
-    assert delivered(folder.path) == expected
-    assert answers([shard_after(folder, shard, 11) for shard in range(3)]) == scenario.ended
+    assert delivered(pipeline.folder.path) == expected
+    assert pipeline.answers(11) == scenario.ended
     assert len(ids) > 30
     assert scenario.n_moved > 10 or not is_active
 
@@ -76,13 +61,10 @@ def test_several_changes_of_one_subscription_in_one_batch(tmp_path, partitioner)
     near = [nc.TopK("s1", "w0", at=(0.1, 0.1), k=2), nc.TopK("s1", "w1 w0", at=(0.9, 0.9), k=1)]
     scenario.batches[1][0][:] = [near[0], "s1", near[1], near[0], "s2", nc.Boolean("s2", "w0"), "s2"]
     scenario.batches[1][0][3:3] = [Move("s1", (0.1, 0.2), 60), Move("s1", (7, 7), 61), Move("s1", (0.3, 0.2), 61)]
-    folder = made(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner)
-    for batch in range(2):
-        written(folder, scenario, batch)
-        for shard in range(3):
-            run_shard(folder, shard, batch)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner)
+    pipeline.run_all()
     expected, ids = scenario.expected()
-    assert delivered(folder.path) == expected
+    assert delivered(pipeline.folder.path) == expected
     assert len([row for row in expected[1] if row[0] == "s1"]) > 3
     assert "s2" not in ids
 
@@ -104,13 +86,10 @@ def test_several_positions_in_one_batch_give_the_net_difference(tmp_path, partit
     messages = [nc.Message("m0", 0, 0, ["w0"], ts=0), nc.Message("m1", 1, 1, ["w0"], ts=1)]
     changes = [*out, nc.Boolean("x", "w0"), Move("nobody", (0, 0), 7), "x", *back, Move("t", (1, 1), 6), "t", out[1]]
     scenario.batches = [([], messages), (changes, [])]
-    folder = made(tmp_path / "state", scenario, n_shards=2, partitioner=partitioner)
-    n_rejected = 0
-    for batch in range(2):
-        n_rejected += written(folder, scenario, batch)["rejected"]
-        n_rejected += sum(run_shard(folder, shard, batch).rejected for shard in range(2))
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2, partitioner=partitioner)
+    n_rejected = sum(pipeline.run(batch)["rejected"] for batch in range(2))
     expected, _ = scenario.expected()
-    assert delivered(folder.path) == expected
+    assert delivered(pipeline.folder.path) == expected
     # One was removed before its last position; "nobody" is unknown.
     assert n_rejected == scenario.n_rejected == 2
     found = sorted(row[:3] for row in expected[1])
@@ -131,12 +110,9 @@ def test_the_time_of_positions_and_the_moves_are_one_net_difference(tmp_path, pa
     messages = [nc.Message(name, x, 0, ["w0"], ts=ts) for name, (x, ts) in places.items()]
     changes = [nc.Boolean("x", "w0"), Move("t", (0.9, 0), 12), Move("n", (0.9, 0), 11)]
     scenario.batches = [([], messages), (changes, [])]
-    folder = made(tmp_path / "state", scenario, n_shards=2, partitioner=partitioner)
-    for batch in range(2):
-        written(folder, scenario, batch)
-        for shard in range(2):
-            run_shard(folder, shard, batch)
-    found = delivered(folder.path)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2, partitioner=partitioner)
+    pipeline.run_all()
+    found = delivered(pipeline.folder.path)
     assert found == scenario.expected()[0]
     moved = [(name, message, sign) for name in "nt" for message, sign in (("far", 1), ("old", -1))]
     stays = [("stays", "near", 1), ("stays", "old", -1)]
@@ -145,7 +121,7 @@ def test_the_time_of_positions_and_the_moves_are_one_net_difference(tmp_path, pa
 
 @pytest.mark.parametrize("partitioner", ["hash", "location"])
 @pytest.mark.parametrize(("clock", "delay"), [("event", 0), ("watermark", 25), ("processing", 0)])
-def test_every_clock_gives_what_a_broker_does(tmp_path, monkeypatch, clock, delay, partitioner):
+def test_every_clock_gives_what_a_broker_does(tmp_path, clock, delay, partitioner):
     """Also with empty batches, rows out of order, and workers that lose their caches."""
     settings = {"is_active": True, "is_written": False, "clock": clock, "delay": delay}
     scenario = Scenario(tmp_path / "in", seed=79, n_batches=10, n_messages=15, **settings)
@@ -155,33 +131,23 @@ def test_every_clock_gives_what_a_broker_does(tmp_path, monkeypatch, clock, dela
     for changes, messages in scenario.batches:
         changes[:] = [change._replace(ts=change.ts / 2) if isinstance(change, Move) else change for change in changes]
         messages.sort(key=lambda message: message.id[::-1])
-    folder = made(tmp_path / "state", scenario, n_shards=2, partitioner=partitioner)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2, partitioner=partitioner)
     expected, _ = scenario.expected()
     for batch in range(10):
-        counts = written(folder, scenario, batch)
+        metrics = pipeline.run(batch)
         moment = scenario.moment(batch)
-        assert counts["moment"] == (None if moment < -1e8 else moment)
-        reports = [run_shard(folder, shard, batch) for shard in range(2)]
-        n_found = sum(report.deliveries for report in reports)
-        assert not is_idle(folder.plan(), batch, counts) or n_found == 0
+        assert pipeline.folder.read_input(batch).moment == (None if moment < -1e8 else moment)
+        assert metrics["deliveries"] == len(expected[batch])
         if batch % 2:
-            monkeypatch.setattr(worker, "cache", {})
+            pipeline.jobs.forget()
             # A retried task reads the same moment from the input.
-            assert sum(run_shard(folder, shard, batch).deliveries for shard in range(2)) == n_found
-    assert delivered(folder.path) == expected
-    assert answers([shard_after(folder, shard, 9) for shard in range(2)]) == scenario.ended
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(scenario, "now", lambda _: 1e9)
+                assert pipeline.repeat(batch)["deliveries"] == metrics["deliveries"]
+    assert delivered(pipeline.folder.path) == expected
+    assert pipeline.answers(9) == scenario.ended
     left = [row for batch in (2, 3, 7) for row in expected[batch]]
     assert bool(left) == (clock == "processing")
-
-
-def test_a_batch_is_idle_only_while_nothing_can_expire():
-    idle = {"messages": 0, "changes": 0, "moment": 5.0}
-    time, count = (Plan(SPACE, window, 2, 20) for window in (nc.TimeWindow(5), nc.CountWindow(5)))
-    assert not is_idle(time, 3, idle)
-    assert is_idle(time, 3, idle | {"moment": None})
-    assert is_idle(count, 3, idle)
-    assert not is_idle(count, 20, idle)
-    assert not is_idle(count, 3, idle | {"messages": 1})
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
@@ -199,57 +165,83 @@ def test_time_passes_in_every_shard(tmp_path, partitioner):
         ([Move("s5", (0.5, 0.5), 104, 10)], []),
         (positions[::-1], []),
     ]
-    folder = made(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner)
-    for batch in range(4):
-        written(folder, scenario, batch)
-        for shard in range(3):
-            run_shard(folder, shard, batch)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=3, partitioner=partitioner)
+    pipeline.run_all()
     expected, _ = scenario.expected()
-    assert delivered(folder.path) == expected
+    assert delivered(pipeline.folder.path) == expected
     assert [row[1] for row in expected[1] if row[2] == -1] == ["m4", "m5", "m6", "m7"]
 
 
-def test_a_shard_can_be_replayed_to_any_batch(tmp_path):
+@pytest.mark.parametrize("n_shards", [1, 2, 5, 16])
+@pytest.mark.parametrize("seed", range(90, 96) if IS_SOAK else [90, 91])
+def test_the_number_of_shards_changes_nothing(tmp_path, seed, n_shards):
+    scenario = Scenario(tmp_path / "in", seed=seed, n_batches=6, is_written=False)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=n_shards)
+    pipeline.run_all()
+    assert delivered(pipeline.folder.path) == scenario.expected()[0]
+    assert pipeline.answers(5) == scenario.ended
+    assert pipeline.metrics[-1]["shard_subscriptions"] == [
+        sum(owner == shard for owner in shards_of(list(scenario.ended), n_shards)) for shard in range(n_shards)
+    ]
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_a_shard_can_be_replayed_to_any_batch(tmp_path, n_shards):
     scenario = Scenario(tmp_path / "in", seed=70)
-    folder = made(tmp_path / "state", scenario, n_shards=1, snapshot_every=100)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=n_shards, snapshot_every=100)
     for batch in range(8):
-        written(folder, scenario, batch)
-        report = run_shard(folder, 0, batch)
-        assert report.replayed == 0
+        assert pipeline.run(batch)["repeated_steps"] == 0
     broker = scenario.broker()
     broker.subscribe(scenario.first)
     scenario.n_rejected = scenario.n_moved = 0
     for batch, (changes, messages) in enumerate(scenario.batches):
         scenario.changed(broker, changes, scenario.moment(batch))
         broker.publish_batch(messages)
-        asked = shard_after(folder, 0, batch)
+        asked = [shard_after(pipeline.folder, shard, batch) for shard in range(n_shards)]
         for kind in ("topk", "nearest"):
-            assert asked.ids(kind) == broker.ids(kind)
-            for key in asked.ids(kind):
-                assert asked.results(key) == broker.results(key)
+            assert sorted(key for shard in asked for key in shard.ids(kind)) == sorted(broker.ids(kind))
+            for shard in asked:
+                for key in shard.ids(kind):
+                    assert shard.results(key) == broker.results(key)
 
 
-def test_damage_is_passed_over_or_mended(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "cache", {})
-    scenario = Scenario(tmp_path / "in", seed=71)
-    folder = made(tmp_path / "state", scenario, n_shards=1, snapshot_every=2)
-    for batch in range(8):
-        written(folder, scenario, batch)
-        run_shard(folder, 0, batch)
-    whole = delivered(folder.path)
-    worker.cache.clear()
-    snapshots = sorted((folder.path / "shards" / "000").iterdir())
-    next(snapshots[-1].rglob("*.arrow")).write_bytes(b"torn")
-    shutil.rmtree(snapshots[-2])
-    shutil.rmtree(folder.path / "deliveries" / "batch=7")
-    assert run_shard(folder, 0, 7).replayed == 4
-    assert delivered(folder.path) == whole
-    next((folder.path / "inputs" / "0000000007").rglob("*.arrow")).write_bytes(b"torn")
-    assert folder.counts_of_intact_input(7) is None
-    assert not folder.has_input(7)
-    written(folder, scenario, 7)
-    run_shard(folder, 0, 7)
-    assert delivered(folder.path) == whole
+@pytest.mark.usefixtures("without_retention")
+def test_damage_is_passed_over_or_mended(tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=71, n_batches=7)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=1, snapshot_every=2)
+    pipeline.run_all()
+    folder, state = pipeline.folder, tmp_path / "state"
+    whole = delivered(state)
+    pipeline.jobs.forget()
+    for name in ("000", "index"):
+        snapshots = sorted((state / "shards" / name).iterdir())
+        assert [int(entry.name) for entry in snapshots] == [-1, 0, 2, 4, 6]
+        next(snapshots[3].rglob("*.arrow")).write_bytes(b"torn")
+        shutil.rmtree(snapshots[2])
+    shutil.rmtree(state / "deliveries" / "batch=6")
+    pipeline.restart()
+    # From the snapshot of batch 0, two steps a batch.
+    assert pipeline.run(6)["repeated_steps"] == 10
+    assert delivered(state) == whole
+    shutil.rmtree(state / "deliveries" / "batch=6")
+    for part in ("inputs", "log", "changes"):
+        # Rows that are read again may be divided into other pieces.
+        record = folder.read_input(6)
+        pieces = {"inputs": [], "log": record.messages.pieces, "changes": record.changes.pieces}[part]
+        torn = Path(state, part, "0000000006", *(f"{piece:010d}" for piece in pieces[-1:]))
+        (torn / "MANIFEST.json").write_bytes(b"torn")
+        assert folder.intact_input(6) is None
+        assert not folder.has_input(6)
+        pipeline.restart()
+        pipeline.repeat(6)
+        assert folder.has_input(6)
+        assert delivered(state) == whole
+    assert pipeline.answers(6) == answers_of(scenario)
+
+
+def answers_of(scenario):
+    scenario.expected()
+    return scenario.ended
 
 
 def test_ids_are_divided_evenly_and_for_good():
@@ -259,54 +251,89 @@ def test_ids_are_divided_evenly_and_for_good():
     assert shards_of(["ana", 7], 8).tolist() == [2, 2]
 
 
-def test_ids_may_be_numbers(tmp_path, monkeypatch):
+def test_ids_may_be_numbers(tmp_path):
     """Types are the same in every file, also of a shard without subscriptions, and with rejected rows."""
-    monkeypatch.setattr(worker, "cache", {})
     folder = Folder(tmp_path / "state")
-    folder.create(Plan(SPACE, None, 3, 20, "int64", "int64"), nc.Vocabulary())
-    first = pa.table({"id": [1, 2], "kind": ["boolean", "boolean"], "expression": ["tea", "tea AND ("]})
+    folder.create(Plan(nc.Planar(0, 0, 1, 1), nc.CountWindow(5), 3, 20, "int64", "int64"), nc.Vocabulary())
+    first = pa.table(
+        {
+            "id": [1, 2, 3],
+            "kind": ["boolean", "boolean", "nearest"],
+            "expression": ["tea", "tea AND (", None],
+            "keywords": [None, None, ["tea"]],
+            "x": [None, None, 0.5],
+            "y": [None, None, 0.5],
+            "k": [None, None, 1],
+        }
+    )
     messages = pa.table({"id": [7], "x": [0.5], "y": [0.5], "text": ["tea"]})
-    write_input(folder, FIRST, first, pa.table({}))
-    write_input(folder, 0, pa.table({"op": ["unsubscribe"], "id": [99]}), messages)
-    for batch in (FIRST, 0):
-        assert not folder.is_done(batch)
-        for shard in range(3):
-            run_shard(folder, shard, batch)
-        assert folder.is_done(batch)
+    assert folder.read_commit(FIRST) is None
+    nothing = pa.table({})
+    run_tables(folder, (first, nothing), (pa.table({"op": ["unsubscribe"], "id": [99]}), messages), (nothing, nothing))
+    assert folder.read_commit(0) is not None
     schemas = {str(pq.read_schema(file)) for file in (folder.path / "deliveries").rglob("*.parquet")}
     assert len(schemas) == 1
-    assert delivered(folder.path) == {-1: [], 0: [(1, 7, 1, None, None, None)]}
+    assert delivered(folder.path) == {
+        -1: [],
+        0: [(1, 7, 1, None, None, None), (3, 7, 1, None, 0.0, 1)],
+        1: [],
+    }
     rejected_ids = [
         row["id"]
         for file in sorted((folder.path / "rejected").rglob("*.parquet"))
         for row in pq.ParquetFile(file).read().to_pylist()
     ]
     assert sorted(rejected_ids) == ["2", "99"]
+    (found,) = [shard for shard in (shard_after(folder, number, 1) for number in range(3)) if 3 in shard]
+    assert [tuple(entry)[:2] for entry in found.results(3)] == [(3, 7)]
 
 
 def test_a_snapshot_that_another_worker_wrote_will_do(tmp_path, monkeypatch):
     scenario = Scenario(tmp_path / "in", seed=74)
-    folder = made(tmp_path / "state", scenario, n_shards=1)
+    folder = LocalPipeline(tmp_path / "state", scenario, n_shards=1).folder
+
+    def refused(_path, _state):
+        raise nc.StorageError("no space left on device")
+
+    state = next(folder.snapshots("000", FIRST))[0]
+    monkeypatch.setattr("nearcast.spark.folder.write_state", refused)
+    folder.save_snapshot("000", FIRST, state)
+    with pytest.raises(nc.StorageError, match="no space left"):
+        folder.save_snapshot("000", 0, state)
+
+
+def test_a_plan_that_another_worker_wrote_will_do(tmp_path, monkeypatch):
+    """The shards of a plan for `match` are brokers."""
+    folder = LocalPipeline(tmp_path / "state", Scenario(tmp_path / "in", seed=74), n_shards=1).folder
+    folder = Folder(tmp_path / "plan")
+    folder.create(Plan(nc.Planar(0, 0, 1, 1), None, 1, 20), nc.Vocabulary())
 
     def refused(_broker, _path):
         raise nc.StorageError("no space left on device")
 
-    broker = shard_after(folder, 0, FIRST)
+    broker = folder.new_broker()
+    folder.save_shard(0, FIRST, broker)
     monkeypatch.setattr(nc.Broker, "save", refused)
     folder.save_shard(0, FIRST, broker)
     with pytest.raises(nc.StorageError):
         folder.save_shard(0, 0, broker)
 
 
-def test_tasks_claim_the_shards_that_their_workers_cache(tmp_path, monkeypatch):
-    folder = made(tmp_path / "state", Scenario(tmp_path / "in", seed=70, n_batches=1, is_written=False), n_shards=3)
+def test_tasks_claim_the_shards_that_their_workers_cache(tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=70, n_batches=1, is_written=False)
+    folder = LocalPipeline(tmp_path / "state", scenario, n_shards=3).folder
+
+    def cache_of(run, **steps):
+        cached = {int(name[1:]): SimpleNamespace(step=step) for name, step in steps.items()}
+        return {(run, "node"): SimpleNamespace(shards=cached)}
+
+    # The shards in the cache of each worker, with their steps; the second has two, one of them stale.
     run = folder.run()
-    # The shards in the cache of each worker, with their batches; the second has two, one of them stale.
-    caches = [{(run, 2): (None, 7)}, {(run, 2): (None, 3), (run, 0): (None, 7), ("other", 1): (None, 9)}, {}]
+    caches = [cache_of(run, s2=7), cache_of(run, s2=3, s0=7) | cache_of("other", s1=9), {}]
 
     def claims_of(number, task, claims="claims/a"):
-        monkeypatch.setattr(worker, "cache", caches[number])
-        return claimed_shard(folder, claims, task)
+        with in_process(caches[number]):
+            return claimed_shard(folder, claims, task)
 
     assert claims_of(0, 0) == 2
     assert claims_of(1, 1) == 0
@@ -321,18 +348,44 @@ def test_tasks_claim_the_shards_that_their_workers_cache(tmp_path, monkeypatch):
     assert claims_of(1, 2, None) == 2
 
 
+@pytest.mark.usefixtures("without_retention")
 def test_a_snapshot_is_due_sooner_where_batches_are_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "cache", {})
     monkeypatch.setattr(shards, "MAX_SINCE_SNAPSHOT", 0)
     scenario = Scenario(tmp_path / "in", seed=71, n_batches=4, is_written=False, has_window=True)
-    folder = made(tmp_path / "state", scenario, snapshot_every=100)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, snapshot_every=100)
     has_snapshot = []
     for batch in range(4):
-        written(folder, scenario, batch)
-        run_shard(folder, 1, batch)
-        has_snapshot.append(folder.has_shard(1, batch))
+        pipeline.run(batch)
+        has_snapshot.append(batch in pipeline.folder.snapshots_until("001", batch))
         monkeypatch.setattr(shards, "MAX_SINCE_SNAPSHOT", 0 if batch == 1 else 10**6)
     assert has_snapshot == [True, False, True, False]
-    monkeypatch.setattr(worker, "cache", {})
-    again = run_shard(folder, 1, 3)
-    assert again.replayed == 0
+    with in_process({}):
+        assert run_changes(pipeline.folder, 1, 3).replayed == 0
+
+
+@pytest.mark.usefixtures("without_retention")
+def test_snapshots_of_shards_at_rest_are_rare(tmp_path):
+    """A shard that has not changed since its last snapshot is saved ten times less often."""
+    scenario = Scenario(tmp_path / "in", seed=71, n_batches=24, n_messages=5, is_written=False)
+    scenario.batches[4:] = [([], [])] * 20
+    pipeline = LocalPipeline(tmp_path / "state", scenario, snapshot_every=2)
+    pipeline.run_all()
+    saved = [sorted(pipeline.folder.snapshots_until(f"{shard:03d}", 99)) for shard in range(2)]
+    assert saved == [[-1, 0, 2, 4, 20], [-1, 1, 3, 19]]
+    assert delivered(tmp_path / "state") == scenario.expected()[0]
+    assert pipeline.answers(23) == scenario.ended
+
+
+def test_changes_of_other_columns_are_one_table(tmp_path):
+    """Pieces of changes may have different columns: each is read from a file of its own."""
+    folder = Folder(tmp_path / "state")
+    folder.create(Plan(nc.Planar(0, 0, 1, 1), None, 2, 20), nc.Vocabulary())
+    nothing = pa.table({})
+    subscribe = pa.table(
+        {"op": ["subscribe"] * 2, "id": ["a", "b"], "kind": ["boolean"] * 2, "expression": ["tea"] * 2}
+    )
+    remove = pa.table({"op": ["unsubscribe"], "id": ["a"]})
+    messages = pa.table({"id": ["m"], "x": [0.5], "y": [0.5], "text": ["tea"]})
+    run_tables(folder, (nothing, nothing), (subscribe, nothing), (remove, messages))
+    assert delivered(folder.path)[1] == [("b", "m", 1, None, None, None)]
+    assert json.loads((folder.path / "commits" / "1.json").read_text())["subscriptions"] == [0, 1]

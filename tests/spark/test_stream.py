@@ -17,10 +17,14 @@ import pytest
 import nearcast as nc
 from nearcast.spark import stream
 from nearcast.spark.folder import Folder
+from nearcast.spark.node import Node
+from nearcast.spark.plan import MESSAGES_STEP, step_of
 from nearcast.spark.stream import _Batches
 from nearcast.storage.local_folder import local_path
 from pipelines import ON_SPARK, SPACE, WORDS, Scenario, change_table, delivered, message_table, started
 from table_rows import subscriptions_to_table
+
+STAGES = ("changes", "messages", "feeds", "commit", "sink", "cleanup")
 
 
 @pytest.mark.parametrize("partitioner", [name for name in ON_SPARK if name != "hash"])
@@ -94,30 +98,37 @@ def test_metrics_tell_what_happened(spark, tmp_path):
     reported = []
 
     def sized(metrics):
-        found = [file for part in ("inputs", "shards") for file in (state / part).rglob("*") if file.is_file()]
-        reported.append((metrics, sum(file.stat().st_size for file in found)))
+        sizes = [
+            sum(file.stat().st_size for part in parts for file in (state / part).rglob("*") if file.is_file())
+            for parts in (("inputs", "floors", "shards"), ("log", "changes", "pairs"))
+        ]
+        reported.append((metrics, *sizes))
 
     before = datetime.now(UTC)
     started(spark, scenario, state, on_batch=sized, sinks=[lambda *_: time.sleep(0.05)]).awaitTermination()
     expected = scenario.expected()[0]
     times = [before]
-    for metrics, n_bytes in reported:
-        stages = [metrics[f"{stage}_seconds"] for stage in ("input", "match", "sink", "cleanup")]
+    for metrics, state_bytes, log_bytes in reported:
+        stages = [metrics[f"{stage}_seconds"] for stage in STAGES]
         assert all(seconds > 0 for seconds in stages)
         assert sum(stages) == pytest.approx(metrics["seconds"])
         assert sum(metrics["shard_subscriptions"]) == metrics["subscriptions"]
-        assert sum(metrics["shard_deliveries"]) == metrics["deliveries"] == len(expected[metrics["batch"]])
+        # Deliveries to boolean and similarity subscriptions are made where their messages are read.
+        assert sum(metrics["shard_deliveries"]) <= metrics["deliveries"] == len(expected[metrics["batch"]])
         busy = metrics["shard_seconds"]
-        assert 0 < max(busy) < metrics["match_seconds"]
+        assert 0 < max(busy) < metrics["changes_seconds"] + metrics["feeds_seconds"]
         assert metrics["balance"] == pytest.approx(max(busy) / (sum(busy) / 2))
-        assert metrics["state_bytes"] == n_bytes
+        assert (metrics["state_bytes"], metrics["log_bytes"]) == (state_bytes, log_bytes)
         assert 50e6 < metrics["worker_bytes"] < 4e9
+        assert 0 < metrics["messages_cpu_seconds"] < 60
+        assert metrics["feeds_cpu_seconds"] > 0 or metrics["batch"] < 0
         times.append(datetime.fromisoformat(metrics["time"]))
     assert times == sorted(times)
     assert times[-1] <= datetime.now(UTC)
-    (first, _), *others = reported
+    (first, *_), *others = reported
     assert first["lag_seconds"] is None
-    for (metrics, _), (_, messages) in zip(others, scenario.batches, strict=True):
+    assert sum(metrics["pairs"] for metrics, *_ in others) > 50
+    for (metrics, *_), (_, messages) in zip(others, scenario.batches, strict=True):
         newest = max(message.ts for message in messages)
         moment = datetime.fromisoformat(metrics["time"]).timestamp()
         assert metrics["lag_seconds"] == pytest.approx(moment - newest, abs=0.01)
@@ -182,7 +193,7 @@ def test_results_expire_while_nothing_comes(spark, tmp_path, monkeypatch):
     now.append(99.0)
     started(spark, scenario, state).awaitTermination()
     assert found() == before
-    assert Folder(state).read_input(batch).description["moment"] == 25
+    assert Folder(state).read_input(batch).moment == 25
 
 
 def test_a_line_of_metrics_is_not_glued_to_one_that_was_cut_off(tmp_path):
@@ -235,7 +246,7 @@ def test_files_of_one_batch_are_taken_in_order_of_their_time(spark, tmp_path, si
         shards=1,
         trigger={"availableNow": True},
     ).awaitTermination()
-    taken = Folder(tmp_path / "state").read_input(0).tables["messages"]["id"].to_pylist()
+    taken = Node(Folder(tmp_path / "state"), step_of(0, MESSAGES_STEP)).ids(0).to_pylist()
     assert taken == [key for key in range(n_written) if key != 5]
 
 
@@ -271,13 +282,17 @@ def test_damaged_snapshots_are_passed_over_and_damaged_inputs_written_again(spar
 
 
 def test_old_inputs_and_snapshots_are_removed(spark, tmp_path):
-    scenario = Scenario(tmp_path / "in", seed=7, n_batches=12, n_messages=5)
-    started(spark, scenario, tmp_path / "state").awaitTermination()
-    for shard in (tmp_path / "state" / "shards").iterdir():
+    scenario = Scenario(tmp_path / "in", seed=7, n_batches=12, n_messages=5, is_active=False)
+    scenario.window = nc.CountWindow(12)
+    state = tmp_path / "state"
+    started(spark, scenario, state).awaitTermination()
+    for shard in (state / "shards").iterdir():
         assert 2 <= len(list(shard.iterdir())) <= 3
-    inputs = sorted(int(entry.name) for entry in (tmp_path / "state" / "inputs").iterdir())
-    assert inputs[0] > 2
-    assert inputs[-1] == 11
+    for part in ("inputs", "log", "changes", "pairs", "floors"):
+        numbers = sorted(int(entry.name) for entry in (state / part).iterdir())
+        assert numbers[0] > 2
+        assert part in ("changes", "floors") or numbers[-1] == 11
+    assert delivered(state) == scenario.expected()[0]
 
 
 def test_bad_rows_are_put_aside_with_their_reasons(spark, tmp_path):

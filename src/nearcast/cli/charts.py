@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,15 +14,27 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from nearcast.arrays import Float64Array
-from nearcast.cli.show import MetricsLine, as_duration
+from nearcast.cli.show import (
+    MICROSECOND,
+    STAGES_WITH_TASKS,
+    MetricsLine,
+    as_duration,
+    as_microseconds,
+    processor_seconds,
+)
 
 # Colours that are distinct with colour blindness (Okabe and Ito).
 BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#777777"
-SHARD_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", SKY, "#000000", "#B8A800")
-STAGES = {"input": SKY, "match": BLUE, "sink": "#E69F00", "cleanup": PURPLE}
+YELLOW = "#E69F00"
+SHARD_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, "#000000", "#B8A800")
+STAGES = {"changes": YELLOW, "messages": BLUE, "feeds": SKY, "commit": GREEN, "sink": ORANGE, "cleanup": PURPLE}
 # More batches than this share points; a panel has few more pixels.
 MAX_POINTS = 240
 MAX_MARKED_POINTS = 40
+# A legend with more labels has two lines; a wider one would narrow all panels.
+MAX_LABELS = 5
+# A stage with less of the time of all batches is not drawn.
+MIN_STAGE_SHARE = 0.001
 TIME_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 
 
@@ -67,11 +79,7 @@ class Course:
 def draw(lines: Sequence[MetricsLine], *, title: str = "") -> Figure:
     """Return the charts of a run of at least one batch; charts without metrics are left out."""
     course = Course(lines)
-    panels = [
-        (name, panel)
-        for field, (name, panel) in PANELS.items()
-        if any(line.get(field) not in (None, []) for line in lines)
-    ]
+    panels = [panel for panel in PANELS if any(panel.is_known(line) for line in lines)]
     n_rows = -(-len(panels) // 2)
     size = (13, 3.1 * n_rows + 0.28 * len(title.splitlines()))
     figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
@@ -79,11 +87,11 @@ def draw(lines: Sequence[MetricsLine], *, title: str = "") -> Figure:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, linespacing=1.6)
     figure.supxlabel("number of the batch, and when it was done (UTC)", fontsize=9)
     grid = figure.add_gridspec(n_rows, 2)
-    for number, (name, panel) in enumerate(panels):
+    for number, panel in enumerate(panels):
         is_alone = number == len(panels) - 1 and number % 2 == 0
         axes = figure.add_subplot(grid[number // 2, :] if is_alone else grid[number // 2, number % 2])
-        panel(axes, course)
-        _finish(axes, course, name)
+        panel.draw(axes, course)
+        _finish(axes, course, panel.title)
     return figure
 
 
@@ -104,14 +112,12 @@ def _throughput(axes: Axes, course: Course) -> None:
 
 
 def _latency(axes: Axes, course: Course) -> None:
-    below = np.zeros(len(course.points))
-    for stage, colour in STAGES.items():
-        seconds = course.values(f"{stage}_seconds")
-        if np.isfinite(seconds).any():
-            above = below + np.nan_to_num(course.mean(seconds))
-            axes.stairs(above, course.edges, baseline=below, fill=True, color=colour, linewidth=0, label=stage)
-            below = above
+    stages = {stage: course.values(f"{stage}_seconds") for stage in STAGES}
     seconds = course.values("seconds")
+    shown = {
+        stage: course.mean(part) for stage, part in stages.items() if np.nansum(part) > MIN_STAGE_SHARE * seconds.sum()
+    }
+    below = _stack(axes, course, shown)
     whole = course.mean(seconds)
     if (whole > below * 1.01).any():
         axes.stairs(whole, course.edges, baseline=below, fill=True, color="#cccccc", linewidth=0, label="other")
@@ -120,7 +126,33 @@ def _latency(axes: Axes, course: Course) -> None:
     for percent, style in ((50, "--"), (99, ":")):
         level = float(np.percentile(seconds, percent))
         axes.axhline(level, color="black", linestyle=style, linewidth=1.3, label=f"p{percent} {as_duration(level)}")
-    _cut_off(axes, course, seconds)
+    _cut_off(axes, course, course.most(seconds), whole)
+    _time_unit(axes)
+
+
+def _work(axes: Axes, course: Course) -> None:
+    """Draw the processor time of all tasks divided by the messages: work that many shards repeat makes it grow."""
+    n_messages = course.total(course.values("messages"))
+
+    def per_message(values: Float64Array) -> Float64Array:
+        total = course.total(values)
+        return np.divide(total, n_messages, out=np.full_like(total, np.nan), where=n_messages > 0)
+
+    _stack(axes, course, {stage: per_message(course.values(f"{stage}_cpu_seconds")) for stage in STAGES_WITH_TASKS})
+    whole = per_message(np.array([processor_seconds(line) or 0.0 for line in course.lines]))
+    level = float(np.nanmedian(whole))
+    axes.axhline(level, color="black", linestyle="--", linewidth=1.3, label=f"p50 {as_microseconds(level)}")
+    _cut_off(axes, course, whole, whole, as_text=as_microseconds)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / MICROSECOND:,g}"))
+    axes.set_ylabel("µs")
+
+
+def _pairs(axes: Axes, course: Course) -> None:
+    n_messages = course.total(course.values("messages"))
+    n_pairs = course.total(course.values("pairs"))
+    values = np.divide(n_pairs, n_messages, out=np.full_like(n_pairs, np.nan), where=n_messages > 0)
+    _line(axes, course, values, PURPLE, "")
+    _cut_off(axes, course, values, values, as_text=lambda value: f"{value:,.0f}")
 
 
 def _shards(axes: Axes, course: Course) -> None:
@@ -133,7 +165,9 @@ def _shards(axes: Axes, course: Course) -> None:
         axes.fill_between(course.points, least, busiest, color=SKY, alpha=0.4, linewidth=0, label="least to busiest")
         _line(axes, course, busiest, ORANGE, "busiest", linewidth=1.2)
         _line(axes, course, middle, BLUE, "median")
-    _cut_off(axes, course, np.nanmax(seconds, axis=1))
+    most = course.most(np.nanmax(seconds, axis=1))
+    _cut_off(axes, course, most, course.mean(np.nanmax(seconds, axis=1)))
+    _time_unit(axes)
 
 
 def _balance(axes: Axes, course: Course) -> None:
@@ -152,19 +186,24 @@ def _balance(axes: Axes, course: Course) -> None:
     axes.set_ylim(0.9, max(axes.get_ylim()[1], 1.5))
 
 
-def _state(axes: Axes, course: Course) -> None:
-    _bytes(axes, course, "state_bytes", BLUE)
+def _storage(axes: Axes, course: Course) -> None:
+    sizes = {name: course.values(f"{name}_bytes") for name in ("state", "log")}
+    _bytes(axes, course, {name: course.most(values) for name, values in sizes.items() if np.isfinite(values).any()})
 
 
 def _memory(axes: Axes, course: Course) -> None:
-    _bytes(axes, course, "worker_bytes", GREEN)
+    _bytes(axes, course, {"": course.most(course.values("worker_bytes"))})
 
 
-def _bytes(axes: Axes, course: Course, name: str, colour: str) -> None:
-    values = course.most(course.values(name))
-    axes.stairs(values, course.edges, fill=True, color=colour, alpha=0.25, linewidth=0)
-    axes.stairs(values, course.edges, baseline=None, color=colour, linewidth=1.6)
-    axes.set_ylim(0, 1.1 * np.nanmax(values) or 1)
+def _bytes(axes: Axes, course: Course, sizes: Mapping[str, Float64Array]) -> None:
+    """Draw sizes, one above the other."""
+    below = np.zeros(len(course.points))
+    for (name, values), colour in zip(sizes.items(), (BLUE, YELLOW), strict=False):
+        above = below + np.nan_to_num(values)
+        axes.stairs(above, course.edges, baseline=below, fill=True, color=colour, alpha=0.35, linewidth=0, label=name)
+        axes.stairs(above, course.edges, baseline=None, color=colour, linewidth=1.6)
+        below = above
+    axes.set_ylim(0, 1.1 * below.max() or 1)
     axes.yaxis.set_major_formatter(EngFormatter("B"))
 
 
@@ -177,9 +216,11 @@ def _subscriptions(axes: Axes, course: Course) -> None:
 
 def _marks(axes: Axes, course: Course) -> None:
     for name, what, colour, marker in (
-        ("repeated_batches", "batches that workers replayed", PURPLE, "o"),
+        ("repeated_steps", "steps that shards replayed", PURPLE, "o"),
         ("rejected", "rejected rows", ORANGE, "v"),
     ):
+        if not np.isfinite(course.values(name)).any():
+            continue
         values = course.total(course.values(name))
         is_shown = values > 0
         points, heights = course.points[is_shown], values[is_shown]
@@ -200,18 +241,43 @@ def _lag(axes: Axes, course: Course) -> None:
     _time_unit(axes)
 
 
-# The panels, by the field of the metrics that each needs.
-PANELS: dict[str, tuple[str, Callable[[Axes, Course], None]]] = {
-    "seconds": ("Throughput", _throughput),
-    "match_seconds": ("Time of a batch, by stage", _latency),
-    "shard_seconds": ("Time of each shard", _shards),
-    "balance": ("Balance: the busiest shard over the mean of all", _balance),
-    "state_bytes": ("State on disk: inputs and snapshots", _state),
-    "worker_bytes": ("Memory: peak of the largest worker", _memory),
-    "subscriptions": ("Subscriptions", _subscriptions),
-    "repeated_batches": ("Rejected rows and replayed batches", _marks),
-    "lag_seconds": ("Lag: age of the newest message when its batch was done", _lag),
-}
+class Panel(NamedTuple):
+    """A chart: what it needs of the metrics of at least one batch, and how it is drawn."""
+
+    title: str
+    is_known: Callable[[MetricsLine], object]
+    draw: Callable[[Axes, Course], None]
+
+
+def _field(name: str) -> Callable[[MetricsLine], bool]:
+    return lambda line: line.get(name) is not None
+
+
+def _is_positive(name: str) -> Callable[[MetricsLine], bool]:
+    return lambda line: bool(np.any(line.get(name) or 0))
+
+
+def _has_work(line: MetricsLine) -> bool:
+    return bool(line["messages"] and processor_seconds(line))
+
+
+def _has_pairs(line: MetricsLine) -> bool:
+    return bool(line["messages"] and line.get("pairs"))
+
+
+PANELS = (
+    Panel("Throughput", _field("seconds"), _throughput),
+    Panel("Time of a batch, by stage", _field("seconds"), _latency),
+    Panel("Processor time a message, summed over all tasks", _has_work, _work),
+    Panel("Pairs a message that tasks send to feed shards", _has_pairs, _pairs),
+    Panel("Time of each shard: its changes and feeds", _is_positive("shard_seconds"), _shards),
+    Panel("Balance: the busiest shard over the mean of all", _field("balance"), _balance),
+    Panel("On disk: state (snapshots, inputs) and log", _field("state_bytes"), _storage),
+    Panel("Memory: peak of the largest worker", _is_positive("worker_bytes"), _memory),
+    Panel("Subscriptions", _field("subscriptions"), _subscriptions),
+    Panel("Rejected rows and replayed steps", _field("rejected"), _marks),
+    Panel("Lag: age of the newest message when its batch was done", _field("lag_seconds"), _lag),
+)
 
 
 def _line(axes: Axes, course: Course, values: Float64Array, colour: str, label: str, **style: Any) -> None:
@@ -220,21 +286,36 @@ def _line(axes: Axes, course: Course, values: Float64Array, colour: str, label: 
     axes.plot(course.points, values, color=colour, label=label, **style)
 
 
-def _cut_off(axes: Axes, course: Course, seconds: Float64Array) -> None:
-    """Limit the scale, so that a few slow batches do not flatten all others; an arrow shows their time."""
-    greatest = course.most(seconds)
+def _stack(axes: Axes, course: Course, parts: Mapping[str, Float64Array]) -> Float64Array:
+    """Draw the parts of a quantity by stage, one above the other; return their sum."""
+    below = np.zeros(len(course.points))
+    for stage, values in parts.items():
+        above = below + np.nan_to_num(values)
+        axes.stairs(above, course.edges, baseline=below, fill=True, color=STAGES[stage], linewidth=0, label=stage)
+        below = above
+    return below
+
+
+def _cut_off(
+    axes: Axes,
+    course: Course,
+    greatest: Float64Array,
+    drawn: Float64Array,
+    *,
+    as_text: Callable[[float], str] = as_duration,
+) -> None:
+    """Limit the scale, so that a few large values do not flatten the drawn ones; an arrow shows the greatest."""
     slowest = int(np.nanargmax(greatest))
-    top, typical = greatest[slowest], np.nanpercentile(course.mean(seconds), 90, method="lower")
-    limit = 2 * typical if top > 3 * typical else 1.1 * top
+    top, typical = greatest[slowest], np.nanpercentile(drawn, 90, method="lower")
+    limit = 2 * typical if top > 3 * typical > 0 else 1.1 * top
     axes.set_ylim(0, limit)
-    _time_unit(axes)
     if top <= limit:
         return
     arrow = (course.points[slowest], 0.97 * limit)
     axes.plot(*arrow, "^", color="black", markersize=5, clip_on=False)
     is_left = slowest < len(greatest) / 2
     axes.annotate(
-        f"up to {as_duration(top)}",
+        f"up to {as_text(top)}",
         arrow,
         (8 if is_left else -8, 0),
         textcoords="offset points",
@@ -266,15 +347,19 @@ def _finish(axes: Axes, course: Course, name: str) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     lines, labels = axes.get_legend_handles_labels()
-    axes.set_title(name, loc="left", fontsize=10.5, fontweight="bold", pad=22 if labels else 6)
+    n_rows = 0 if not labels else 1 if len(labels) <= MAX_LABELS else 2
+    axes.set_title(name, loc="left", fontsize=10.5, fontweight="bold", pad=(6, 22, 37)[n_rows])
     if labels:
+        n_columns = -(-len(labels) // n_rows)
+        # A legend is filled column by column, and read line by line.
+        order = [place for column in range(n_columns) for place in range(column, len(labels), n_columns)]
         # Between the title and the panel, so that it covers no lines.
         axes.legend(
-            lines,
-            labels,
+            [lines[place] for place in order],
+            [labels[place] for place in order],
             loc="lower left",
             bbox_to_anchor=(0, 1),
-            ncols=len(labels),
+            ncols=n_columns,
             frameon=False,
             fontsize=8.5,
             handlelength=1.3,

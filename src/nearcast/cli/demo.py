@@ -93,10 +93,11 @@ def _embedded(subscriptions: pa.Table, messages: pa.Table, vocabulary: nc.Vocabu
 def _on_spark(
     subscriptions: pa.Table, messages: pa.Table, vocabulary: nc.Vocabulary, batch_size: int, folder: Path
 ) -> Run:
-    """Stream files of messages through two shards."""
+    """Stream files of messages; two shards have the subscriptions."""
+    from nearcast.spark.changes import shards_of
     from nearcast.spark.folder import Folder
     from nearcast.spark.session import session
-    from nearcast.spark.shards import shard_after, shards_of
+    from nearcast.spark.shards import shard_after
     from nearcast.spark.stream import stream
 
     (folder / "messages").mkdir()
@@ -119,7 +120,8 @@ def _on_spark(
             pace = metrics["messages"] / metrics["seconds"]
             note = (
                 f"batch {metrics['batch']}, {pace:,.0f} messages/s, {n_deliveries:,} deliveries, "
-                f"{messages.num_rows - n_done:,} pending, state {as_bytes(metrics['state_bytes'])}"
+                f"{messages.num_rows - n_done:,} pending, "
+                f"disk {as_bytes(metrics['state_bytes'] + metrics['log_bytes'])}"
             )
             bar.update(task, completed=n_done, note=note)
 
@@ -141,9 +143,9 @@ def _on_spark(
     spark.stop()
     n_batches = -(-messages.num_rows // batch_size)
     parts = [
-        pq.ParquetFile(state.path / "deliveries" / f"batch={batch}" / f"{shard:03d}.parquet").read()
+        pq.ParquetFile(state.path / "deliveries" / f"batch={batch}" / f"{name}.parquet").read()
         for batch in range(n_batches)
-        for shard in range(n_shards)
+        for name in state.committed(batch).deliveries
     ]
     filled = [part for part in parts if part.num_rows]
 

@@ -181,7 +181,7 @@ def _check_picture(path: Path) -> None:
 
 
 def _compiled(table: pa.Table, intake: Intake) -> tuple[SubscriptionColumns, list[Rejection]]:
-    columns, good, rejections = compiled_table(table, intake.vocabulary, intake.space, has_window=True)
+    columns, good, _, rejections = compiled_table(table, intake.vocabulary, intake.space, has_window=True)
     # A later row replaces an earlier one.
     last = last_of_each(table["id"].take(pa.array(good)).to_pylist())
     return taken(columns, last)._replace(orders=np.arange(last.size)), rejections

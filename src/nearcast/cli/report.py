@@ -16,7 +16,15 @@ import numpy as np
 import typer
 
 from nearcast.cli.files import check_writable
-from nearcast.cli.show import MetricsLine, as_bytes, as_duration, errors, output
+from nearcast.cli.show import (
+    MetricsLine,
+    as_bytes,
+    as_duration,
+    as_microseconds,
+    errors,
+    output,
+    processor_seconds,
+)
 from nearcast.errors import NearcastError
 from nearcast.storage.manifest import replaced_file
 
@@ -54,7 +62,7 @@ img {{ width: 100%; height: auto }}
 <dl>
 {totals}
 </dl>
-<img alt="Throughput, times, balance of shards and size of the state, batch by batch"
+<img alt="Throughput, times, processor time a message, balance of shards, sizes of state and log, batch by batch"
 src="data:image/svg+xml;base64,{picture}">
 </body>
 </html>
@@ -85,7 +93,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Plot the metrics of a pipeline on one page: throughput, times, balance of shards, size of the state."""
+    """Plot the metrics of a pipeline on one page: throughput, times, work a message, balance of shards, sizes."""
     is_remote = "://" in str(state)
     default = Path("report.html") if is_remote else Path(state) / "report.html"
     target = default if out is None else out
@@ -204,12 +212,17 @@ def totals(recorded: Recorded) -> dict[str, str]:
         "p50 of a batch": as_duration(float(np.percentile(seconds, 50))),
         "p99 of a batch": as_duration(float(np.percentile(seconds, 99))),
     }
+    cpu = [processor_seconds(line) for line in lines]
+    if messages and None not in cpu:
+        numbers["processor time a message"] = as_microseconds(sum(filter(None, cpu)) / messages)
     last = lines[-1]
     if "subscriptions" in last:
         numbers["subscriptions"] = f"{last['subscriptions']:,}"
     numbers["rejected rows"] = f"{sum(line.get('rejected', 0) for line in [*lines, recorded.first or {}]):,}"
     if "state_bytes" in last:
         numbers["state"] = as_bytes(last["state_bytes"])
+    if "log_bytes" in last:
+        numbers["log"] = as_bytes(last["log_bytes"])
     return numbers
 
 

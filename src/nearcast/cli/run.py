@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nearcast.cli.show import as_bytes, as_duration, errors, output
+from nearcast.cli.show import as_bytes, as_duration, as_microseconds, errors, output, processor_seconds
 from nearcast.errors import NearcastError
 
 if TYPE_CHECKING:
@@ -54,11 +54,15 @@ def run(
         )
         return
     totals = {"messages": 0, "deliveries": 0, "rejected": 0}
+    cpu_seconds = 0.0
     started = time.perf_counter()
 
     with errors.status("Starting Spark ...") as status:
 
         def show_progress(metrics: Metrics) -> None:
+            nonlocal cpu_seconds
+            if metrics["batch"] >= 0:
+                cpu_seconds += processor_seconds(metrics) or 0.0
             totals["messages"] += metrics["messages"]
             totals["deliveries"] += metrics["deliveries"]
             totals["rejected"] += metrics["rejected"]
@@ -76,7 +80,7 @@ def run(
     seconds = time.perf_counter() - started
     output.print(
         f"{totals['messages']:,} messages, {totals['deliveries']:,} deliveries, {totals['rejected']:,} rejected "
-        f"in {seconds:.1f} s; state and deliveries are in {state}",
+        f"in {seconds:.1f} s{_a_message(cpu_seconds, totals['messages'])}; state and deliveries are in {state}",
         highlight=False,
         soft_wrap=True,
         markup=False,
@@ -103,19 +107,29 @@ def _await_end(query: StreamingQuery) -> None:
 
 
 def progress_line(metrics: Metrics) -> str:
-    """Return a line of markup about a batch; with its lag if the messages have times."""
+    """Return a line of markup about a batch; with its lag if the messages have times.
+
+    The processor time a message is that of all tasks: it says whether work grows with the number of shards.
+    """
     if metrics["batch"] < 0:
         line = f"start         {metrics['subscriptions']:>8,} subscriptions     "
     else:
         pace = metrics["messages"] / metrics["seconds"]
         line = f"batch {metrics['batch']:>6}  {metrics['messages']:>8,} messages  {pace:>8,.0f}/s"
     line += f"  {metrics['deliveries']:>9,} deliveries  {as_duration(metrics['seconds']):>7}"
-    line += f"  state {as_bytes(metrics['state_bytes']):>7}"
+    if metrics["messages"]:
+        line += f"  cpu {as_microseconds((processor_seconds(metrics) or 0) / metrics['messages']):>8}/message"
+    line += f"  disk {as_bytes(metrics['state_bytes'] + metrics['log_bytes']):>7}"
     if metrics["lag_seconds"] is not None:
         line += f"  lag {as_duration(metrics['lag_seconds']):>7}"
     if metrics["rejected"]:
         line += f"  [yellow]{metrics['rejected']:,} rejected[/]"
     return line
+
+
+def _a_message(cpu_seconds: float, n_messages: int) -> str:
+    """Return the processor time a message as the end of a sentence; nothing without messages."""
+    return f", {as_microseconds(cpu_seconds / n_messages)} of processor time a message" if n_messages else ""
 
 
 def cause(error: Exception) -> str:

@@ -26,6 +26,9 @@ MetricsLine: TypeAlias = Mapping[str, Any]
 output = Console()
 errors = Console(stderr=True)
 MAX_SHOWN_REJECTIONS = 5
+MICROSECOND = 1e-6
+# The stages of a batch that run tasks, whose processor time is measured.
+STAGES_WITH_TASKS = ("changes", "messages", "feeds")
 
 
 def progress_bar(*, is_quiet: bool = False) -> Progress:
@@ -93,6 +96,18 @@ def as_bytes(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if unit == "B" or n_bytes >= 99.5 else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:,.1f} TB"
+
+
+def as_microseconds(seconds: float) -> str:
+    """Return a short span of time in microseconds, so that different runs are easily compared."""
+    value = seconds / MICROSECOND
+    return f"{value:,.0f} µs" if value >= 9.95 or value == 0 else f"{value:.1f} µs"
+
+
+def processor_seconds(line: MetricsLine) -> float | None:
+    """Return the processor time of all tasks of a batch; None if it was not measured."""
+    names = [f"{stage}_cpu_seconds" for stage in STAGES_WITH_TASKS]
+    return sum(line[name] for name in names) if all(name in line for name in names) else None
 
 
 def as_duration(seconds: float) -> str:

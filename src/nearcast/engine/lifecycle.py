@@ -35,13 +35,13 @@ class Engine(NamedTuple):
 class Lifecycle:
     """Parts that can be saved, opened again and closed."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, parts: Parts | None = None):
         self.space: Space = settings.space
         self.vocabulary: Vocabulary = settings.vocabulary
         self.window: Window | None = settings.window
         self.lifetime: float | None = settings.lifetime
         self.fence: Fence | None = settings.fence
-        parts = composed(settings)
+        parts = composed(settings) if parts is None else parts
         self._writing, self._lock = parts.writing, parts.lock
         self._opened: Engine | None = Engine(parts, Registration(parts), Publishing(parts), Relocation(parts))
 
@@ -81,6 +81,13 @@ class Lifecycle:
             restore(broker._parts, state)
         except (KeyError, TypeError, pa.ArrowException) as error:
             raise StorageError(f"{path} holds no complete broker: {error!r}") from error
+        return broker
+
+    @classmethod
+    def of_parts(cls, parts: Parts) -> Self:
+        """Return a broker of parts that were composed before, maybe with messages that they share with others."""
+        broker = cls.__new__(cls)
+        Lifecycle.__init__(broker, parts.settings, parts)
         return broker
 
     def close(self) -> None:

@@ -13,8 +13,9 @@ from nearcast.feeds.feeds import Feeds
 from nearcast.feeds.ranking import Ranking
 from nearcast.index.matching import Matcher
 from nearcast.index.subscription_store import SubscriptionStore
-from nearcast.messages.active import ActiveMessages
+from nearcast.messages.active import ActiveMessages, ActiveView
 from nearcast.messages.clock import EventClock
+from nearcast.messages.log import MessageLog
 from nearcast.messages.window import MessageWindow
 from nearcast.moves.fences import Fences
 from nearcast.moves.moves import Moves
@@ -48,7 +49,7 @@ class Parts:
     ranking: Ranking
     """The results as entries, and what they would be with a further message."""
     active: ActiveMessages | None
-    """The messages that are matched when a subscription moves."""
+    """The messages that are matched when a subscription moves; None also if they are shared."""
     moves: Moves
     """What changes when a subscription moves."""
     fences: Fences | None
@@ -62,6 +63,8 @@ class Parts:
     lock: FairLock
     """Owned by calls that read or change anything."""
     pool: ThreadPoolExecutor | None
+    are_messages_shared: bool = False
+    """Whether others append the messages; then they and the words are not part of the state."""
 
     def close(self) -> None:
         """End the threads."""
@@ -69,8 +72,16 @@ class Parts:
             self.pool.shutdown()
 
 
-def composed(settings: Settings) -> Parts:
-    """Return new parts, without subscriptions and messages."""
+@dataclass(frozen=True, slots=True)
+class SharedMessages:
+    """Messages that several brokers read and none of them appends to."""
+
+    log: MessageLog | None
+    active: ActiveView | None
+
+
+def composed(settings: Settings, shared: SharedMessages | None = None) -> Parts:
+    """Return new parts, without subscriptions and messages; with `shared` they only read messages."""
     space, vocabulary, fence = settings.space, settings.vocabulary, settings.fence
     # The accuracy of a fence delays nothing: it only selects positions.
     has_delays = fence is not None and (fence.dwell > 0 or fence.hysteresis > 0)
@@ -78,10 +89,12 @@ def composed(settings: Settings) -> Parts:
     pool = ThreadPoolExecutor(settings.threads, "nearcast") if settings.threads > 1 else None
     store = SubscriptionStore(space, vocabulary, settings.index, lock)
     matcher = Matcher(store, pool)
-    window = None if settings.window is None else MessageWindow(settings.window, space, clock)
+    log = None if shared is None else shared.log
+    window = None if settings.window is None else MessageWindow(settings.window, space, clock, log)
     feeds = Feeds(store, window, settings.buffer_policy, pool)
-    active = None if settings.lifetime is None else ActiveMessages(space, clock)
-    moves = Moves(store, feeds, active, pool)
+    active = ActiveMessages(space, clock) if settings.lifetime is not None and shared is None else None
+    seen = active if shared is None else shared.active
+    moves = Moves(store, feeds, seen, pool)
     return Parts(
         settings=settings,
         store=store,
@@ -91,7 +104,7 @@ def composed(settings: Settings) -> Parts:
         ranking=Ranking(store, matcher, feeds, window),
         active=active,
         moves=moves,
-        fences=Fences(store, matcher, active, moves, fence) if fence and active and has_delays else None,
+        fences=Fences(store, matcher, seen, moves, fence) if fence and seen is not None and has_delays else None,
         intake=Intake(space, vocabulary, settings.window, settings.lifetime),
         clock=clock,
         tally=Tally(),
@@ -99,4 +112,5 @@ def composed(settings: Settings) -> Parts:
         writing=FairLock(),
         lock=lock,
         pool=pool,
+        are_messages_shared=shared is not None,
     )

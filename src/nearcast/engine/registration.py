@@ -139,7 +139,7 @@ class Registration:
         parts = self._in_chunks(
             len(some), COMPILED_ROWS, lambda start, stop, order: compiled(some[start:stop], vocabulary, order)
         )
-        return self._add_columns(list(rows), parts, polygons, id_type, answer=answer)
+        return self.add_compiled(list(rows), stacked(parts), polygons, id_type, answer=answer)
 
     def add_table(self, table: pa.Table, *, answer: bool) -> FeedChanges | None:
         """Register a table of plain rows all at once; return None if it is not such a table."""
@@ -158,7 +158,7 @@ class Registration:
         good = [part for part in parts if part is not None]
         if len(good) < len(parts):
             return None
-        return self._add_columns(plain.ids.to_pylist(), good, {}, plain.ids.type, answer=answer)
+        return self.add_compiled(plain.ids.to_pylist(), stacked(good), {}, plain.ids.type, answer=answer)
 
     def _remove(self, ids: list[Id]) -> None:
         """Remove subscriptions."""
@@ -175,19 +175,22 @@ class Registration:
                 parts.append(compile_rows(start, start + size, self._parts.store.n_registered + start))
         return parts
 
-    def _add_columns(
+    def add_compiled(
         self,
         ids: list[Id],
-        parts: list[SubscriptionColumns],
+        columns: SubscriptionColumns,
         polygons: dict[int, shapely.Geometry],
         id_type: pa.DataType | None,
         *,
         answer: bool,
     ) -> FeedChanges:
+        """Register compiled subscriptions of different ids; return their initial answers.
+
+        Their registration numbers must be larger than all before; `polygons` are by place in `ids`.
+        """
         store, feeds = self._parts.store, self._parts.feeds
         with self._parts.guard.change("subscribe"):
             store.compact()
-            columns = stacked(parts)
             slots = store.append(ids, columns, polygons)
             has_feeds = bool((columns.ks > 0).any())
             if not has_feeds:

@@ -17,15 +17,16 @@ ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
 
 
 def state_of(parts: Parts) -> State:
-    """Return the state of all parts."""
+    """Return the state of all parts; without messages and words where the messages are shared."""
     settings, tally = parts.settings, parts.tally
     arrays, subscriptions = parts.store.state()
     tables = {
         "subscriptions": subscriptions,
-        "vocabulary": parts.store.vocabulary.to_table(),
         "entries": parts.feeds.state(),
     }
-    if parts.window is not None:
+    if not parts.are_messages_shared:
+        tables["vocabulary"] = parts.store.vocabulary.to_table()
+    if parts.window is not None and not parts.are_messages_shared:
         message_arrays, tables["messages"] = parts.window.state()
         arrays |= {f"message_{name}": array for name, array in message_arrays.items()}
     if parts.active is not None:
@@ -79,7 +80,7 @@ def restore(parts: Parts, state: State) -> None:
     parts.store.restore(state.arrays, state.tables["subscriptions"], description["n_registered"])
     parts.clock.now = description["now"]
     parts.clock.follows_rows = description["clock_follows_rows"]
-    if parts.window is not None:
+    if parts.window is not None and not parts.are_messages_shared:
         messages = MessageColumns(**part_of(state.arrays, "message_"))
         parts.window.append(messages, state.tables["messages"]["id"].to_pylist())
     if parts.active is not None:

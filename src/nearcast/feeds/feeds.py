@@ -76,8 +76,9 @@ class Feeds:
         self._store, self._window, self._pool = store, window, pool
         self._policy = BUFFER_POLICIES[buffer_policy]
         self._buffers = Buffers(pool)
-        self._floors = Floors(store, self._buffers, window, self._policy)
+        self.floors = Floors(store, self._buffers, window, self._policy)
         self.n_evaluated = 0
+        self._evaluated: list[Int64Array] = []
         self.n_new = 0
         """How many feeds were registered without results since the last batch."""
         self._feed_of_slot = np.zeros(0, np.int32)
@@ -91,6 +92,11 @@ class Feeds:
     def __bool__(self) -> bool:
         """Whether there is any feed."""
         return len(self._buffers) > 0
+
+    @property
+    def n_feeds(self) -> int:
+        """How many there are."""
+        return len(self._buffers)
 
     # --- subscriptions
 
@@ -162,6 +168,21 @@ class Feeds:
         self._update(NO_MATCHES, self._window.columns)
         return True
 
+    def insert_late(self, found: Matches, messages: MessageColumns, ids: Sequence[Id], slots: Int64Array) -> None:
+        """Insert the matches of messages that were found with earlier floors, as `insert` does.
+
+        `slots` are the feeds whose floors have fallen since: messages between the two floors are not among the matches,
+        so these feeds are evaluated again.
+        """
+        self.record_results(slots)
+        self.insert(found, messages, ids)
+        self.evaluate(slots)
+
+    def evaluated_slots(self) -> Int64Array:
+        """Return the feeds that were evaluated since the last batch ended, whose floors may have fallen."""
+        orders = np.unique(np.concatenate([NO_NUMBERS, *self._evaluated]))
+        return np.array(self._store.slots_of_orders(orders), np.int64)
+
     def _update(self, found: Matches, messages: MessageColumns) -> None:
         """Insert new matches into the buffers, and drop expired entries."""
         self._follow_slots()
@@ -177,6 +198,7 @@ class Feeds:
         before = self._before if is_reported else []
         changes = all_changes(self._buffers.map_tasks(lambda part: self._some_changes(*part), before))
         self._before = []
+        self._evaluated = []
         self._batch += 1
         self.n_new = 0
         if self._window is not None:
@@ -202,9 +224,11 @@ class Feeds:
     def _insert(self, new: NewEntries, batch: int = NO_BATCH) -> Inserted:
         """Drop expired entries, insert new ones, and log when feeds are due."""
         is_lagging = self._window is not None and self._policy.floor_rises == "always"
-        raised = self._floors.risen(new.feeds) if is_lagging else NO_FLOORS
+        raised = self.floors.risen(new.feeds) if is_lagging else NO_FLOORS
         floors = self._store.columns.floors
         inserted = self._buffers.insert(self._clock, new, floors, batch=batch, raised=raised)
+        if self._window is None:
+            self.floors.note_changed(new.feeds)
         is_unlogged = inserted.due < NEVER
         if is_unlogged.any():
             self._log.add(inserted.due[is_unlogged], new.feeds[is_unlogged])
@@ -215,17 +239,17 @@ class Feeds:
     def _adjust_sizes(self, feeds: Int64Array) -> None:
         """Evaluate feeds again that have too few entries, and raise the floors of those that have too many."""
         table = self._buffers.table[feeds]
-        floors = self._floors.of(feeds)
-        is_short = (table["size"] < table["k"]) & (floors > self._floors.lowest(feeds))
-        risen = self._floors.risen(feeds)
+        floors = self.floors.of(feeds)
+        is_short = (table["size"] < table["k"]) & (floors > self.floors.lowest(feeds))
+        risen = self.floors.risen(feeds)
         is_higher = risen > floors
         self._buffers.drop_below(feeds[is_higher], risen[is_higher])
         if self._policy.floor_rises == "always":
             # A posted floor may lag behind, but must show that the buffer no longer has every message.
-            is_higher &= floors == self._floors.lowest(feeds)
-        self._floors.set(feeds[is_higher], risen[is_higher])
+            is_higher &= floors == self.floors.lowest(feeds)
+        self.floors.set(feeds[is_higher], risen[is_higher])
         self._evaluate(feeds[is_short])
-        self._floors.post(feeds[is_higher | is_short])
+        self.floors.post(feeds[is_higher | is_short])
 
     def _evaluate(self, feeds: Int64Array) -> None:
         """Fill the buffers of feeds from the window, and set their floors."""
@@ -235,7 +259,7 @@ class Feeds:
     def _evaluate_some(self, feeds: Int64Array) -> None:
         assert self._window is not None
         table = self._buffers.table
-        wanted = self._floors.wanted_sizes(table["k"][feeds])
+        wanted = self.floors.wanted_sizes(table["k"][feeds])
         offsets, arrivals, scores = self._window.best(
             self._store.columns,
             table["slot"][feeds].astype(np.int64),
@@ -244,19 +268,20 @@ class Feeds:
             pool=self._pool,
         )
         self.n_evaluated += feeds.size
-        floors = self._floors.lowest(feeds)
+        self._evaluated.append(table["order"][feeds])
+        floors = self.floors.lowest(feeds)
         n_found = np.diff(offsets)
         is_full = n_found >= wanted
         if is_full.any():
             lowest = np.minimum.reduceat(scores, offsets[:-1][n_found > 0])
             floors[is_full] = lowest[is_full[n_found > 0]]
         self._buffers.clear(feeds)
-        self._floors.set(feeds, floors)
+        self.floors.set(feeds, floors)
         self._insert(NewEntries(feeds, offsets, arrivals, scores))
         if self._policy.depth:
             full = feeds[is_full]
             last_scores = self._buffers.scores_at(full, wanted[is_full] - 1)
-            self._floors.set(full, np.array([lowered(score, self._policy.depth) for score in last_scores.tolist()]))
+            self.floors.set(full, np.array([lowered(score, self._policy.depth) for score in last_scores.tolist()]))
         self._buffers.shrink(feeds)
 
     # --- changes

@@ -20,6 +20,7 @@ class Floors:
 
     def __init__(self, store: SubscriptionStore, buffers: Buffers, window: FeedWindow | None, policy: BufferPolicy):
         self._store, self._buffers, self._window, self._policy = store, buffers, window, policy
+        self._changed: list[Int64Array] | None = None
 
     def of(self, feeds: Int64Array) -> Float64Array:
         """Return the floors that feeds are posted for."""
@@ -35,6 +36,27 @@ class Floors:
         columns = self._store.columns
         columns.floors[slots] = floors
         columns.posted_floors[slots] = floors
+        self.note_changed(feeds)
+
+    def track(self) -> None:
+        """Note from now on whose floors change, for `take_changed`."""
+        self._changed = []
+
+    def note_changed(self, feeds: Int64Array) -> None:
+        """Note that the floors of feeds may have changed."""
+        if self._changed is not None and feeds.size:
+            self._changed.append(self._buffers.table["order"][feeds])
+
+    def take_changed(self) -> tuple[Int64Array, Float64Array]:
+        """Return whose floors have changed since the last call, by registration number, and the floors now."""
+        if not self._changed:
+            return np.zeros(0, np.int64), np.zeros(0)
+        orders, self._changed = np.unique(np.concatenate(self._changed)), []
+        columns = self._store.columns
+        slots = np.minimum(np.searchsorted(columns.orders, orders), columns.orders.size - 1)
+        # Some may have been removed.
+        slots = slots[columns.orders[slots] == orders]
+        return columns.orders[slots], columns.floors[slots]
 
     def post(self, feeds: Int64Array) -> None:
         """Post feeds again in the index, for their new floors."""

@@ -72,7 +72,7 @@ class AdaptiveIndex:
         self._space_box = np.array(bounds(space), np.float64)
         self._vocabulary = vocabulary
         self._subscriptions: SubscriptionColumns | None = None
-        # The subscriptions and their handle for kernels.
+        # The subscriptions and their handle for kernels; Any: its type is made by Numba.
         self._handle: tuple[SubscriptionColumns | None, Any] = None, None
         self._is_alive = np.zeros(64, bool)
         self._n_not_alive = 0
@@ -98,7 +98,7 @@ class AdaptiveIndex:
         assert self._subscriptions is not None
         return self._subscriptions
 
-    def _subscriptions_handle(self) -> Any:
+    def _subscriptions_handle(self) -> Any:  # Any: its type is made by Numba
         """Return the handle of the subscriptions for kernels."""
         subscriptions, handle = self._handle
         if subscriptions is not self._subscriptions:

@@ -1,13 +1,13 @@
-"""What every index can do, whatever it is made of."""
+"""The protocol of indexes, and the candidates that they propose."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from nearcast.arrays import BoolArray, Float64Array, Int64Array
+from nearcast.arrays import AnyArray, BoolArray, Float64Array, Int64Array
 from nearcast.columns import MessageColumns, SubscriptionColumns
 
 NO_NUMBERS = np.empty((0, 2))
@@ -16,60 +16,60 @@ NO_NUMBERS = np.empty((0, 2))
 class Pairs(NamedTuple):
     """Candidates: message `rows[i]` might match subscription `slots[i]`; no pair occurs twice.
 
-    Where `is_sure` it does match, and nothing is left to verify: its score and distance are in `numbers`, NaN if it
-    has none. Rows and slots belong to whoever gets them, and are written over as pairs are dropped.
+    Where `is_sure` is set the pair is verified: its score and distance are in `numbers`, NaN if it has none. The caller
+    owns `rows` and `slots`, and verification compacts them in place.
     """
 
     rows: Int64Array
     slots: Int64Array
-    is_sure: BoolArray | None  # bool, or None if all are
+    is_sure: BoolArray | None  # None if all are
     numbers: Float64Array = NO_NUMBERS  # float64 (n, 2), or (0, 2) if none of them is sure and scored
 
 
-def unverified(rows: Any, slots: Any) -> Pairs:
-    """Return pairs of which nothing is known yet."""
+def unverified(rows: Int64Array, slots: Int64Array) -> Pairs:
+    """Return pairs that all have to be verified."""
     return Pairs(rows, slots, np.zeros(len(rows), bool))
 
 
 class Index(Protocol):
     """Proposes, for each message, the subscriptions that it might match.
 
-    An index may propose too much, never too little: what it proposes is verified exactly. It changes the time
-    taken, never the answer. Changes come one at a time, and candidates may be asked for by several threads at once.
+    An index may propose too much, never too little: its candidates are verified exactly. It changes the time taken,
+    never the answer. Changes are made by one thread at a time; several threads may ask for candidates meanwhile.
     """
 
     def attach(self, subscriptions: SubscriptionColumns) -> None:
-        """Read the subscriptions from here from now on: they have moved, and there are more that come later."""
+        """Read the subscriptions from these columns from now on; the store has moved and extended its arrays."""
 
-    def repost(self, slots: Any) -> None:
-        """Take note that the floors of the top-k and nearest subscriptions at `slots` are others than before."""
+    def repost(self, slots: Int64Array) -> None:
+        """Repost the top-k and nearest subscriptions at `slots`, whose floors have changed."""
 
-    def move(self, slots: Any) -> None:
-        """Take note that the subscriptions at `slots`, no two of them the same, have been put elsewhere."""
+    def move(self, slots: Int64Array) -> None:
+        """Repost the subscriptions at `slots`, without repeats, whose places have changed."""
 
-    def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:
-        """Take in the subscriptions at `slots`, not yet to be proposed; `subscriptions` holds every slot so far.
+    def insert(self, slots: Int64Array, subscriptions: SubscriptionColumns) -> None:
+        """Insert the subscriptions at `slots`, to be proposed once they are activated.
 
-        This may take long; candidates may be asked for meanwhile.
+        `subscriptions` has all slots so far. This may take long; other threads may ask for candidates meanwhile.
         """
 
-    def activate(self, slots: Any) -> None:
+    def activate(self, slots: Int64Array) -> None:
         """Propose the subscriptions at `slots` from now on."""
 
-    def remove(self, slots: Any) -> None:
-        """Propose the subscriptions at `slots` no more."""
+    def remove(self, slots: Int64Array) -> None:
+        """Stop proposing the subscriptions at `slots`."""
 
     def candidates(self, messages: MessageColumns, *, only_feeds: bool = False) -> Iterator[Pairs]:
         """Yield the candidates of a batch of messages in blocks, messages in order.
 
-        With `only_feeds` those may be left out that keep no results.
+        With `only_feeds` boolean and similarity subscriptions may be left out.
         """
 
-    def state(self) -> dict[str, Any]:
-        """Return what is worth saving, as arrays; no slot may be dead."""
+    def state(self) -> dict[str, AnyArray]:
+        """Return the arrays to save; no slot may be dead."""
 
-    def restore(self, arrays: Mapping[str, Any], subscriptions: SubscriptionColumns) -> bool:
-        """Take over what `state` returned, as `insert` would; False if it cannot, for all slots of `subscriptions`."""
+    def restore(self, arrays: Mapping[str, AnyArray], subscriptions: SubscriptionColumns) -> bool:
+        """Restore what `state` returned, in place of `insert` for all slots; False if it cannot."""
 
     def describe(self) -> str:
-        """Return the shape of the index in words and numbers."""
+        """Return the structure of the index as text."""

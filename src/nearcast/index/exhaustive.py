@@ -1,12 +1,12 @@
-"""The index that proposes everything: slow, obviously right, and the measure of all others."""
+"""The index that proposes every pair: slow, obviously right, and the reference for all others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
+from nearcast.arrays import AnyArray, Int64Array
 from nearcast.columns import MessageColumns, SubscriptionColumns
 from nearcast.index.candidates import Pairs, unverified
 from nearcast.model import Space
@@ -21,30 +21,30 @@ class ExhaustiveIndex:
 
     def __init__(self, _space: Space, _vocabulary: Vocabulary) -> None:
         self._is_alive = np.zeros(0, bool)
-        self._slots: Any = None
+        self._slots: Int64Array | None = None
 
     def attach(self, subscriptions: SubscriptionColumns) -> None:
-        """Do nothing: subscriptions are not looked at."""
+        """Do nothing: subscriptions are not read."""
 
-    def repost(self, slots: Any) -> None:
-        """Do nothing: floors are not looked at."""
+    def repost(self, slots: Int64Array) -> None:
+        """Do nothing: floors are not read."""
 
-    def move(self, slots: Any) -> None:
-        """Do nothing: places are not looked at."""
+    def move(self, slots: Int64Array) -> None:
+        """Do nothing: places are not read."""
 
-    def insert(self, slots: Any, subscriptions: SubscriptionColumns) -> None:  # noqa: ARG002
-        """Take in the subscriptions at `slots`, to be proposed once they are activated."""
+    def insert(self, slots: Int64Array, subscriptions: SubscriptionColumns) -> None:  # noqa: ARG002
+        """Insert the subscriptions at `slots`, to be proposed once they are activated."""
         n_slots = subscriptions.kinds.size
         if n_slots > self._is_alive.size:
             self._is_alive = np.concatenate([self._is_alive, np.zeros(max(n_slots, 64), bool)])
 
-    def activate(self, slots: Any) -> None:
+    def activate(self, slots: Int64Array) -> None:
         """Propose the subscriptions at `slots` from now on."""
         self._is_alive[slots] = True
         self._slots = None
 
-    def remove(self, slots: Any) -> None:
-        """Propose the subscriptions at `slots` no more."""
+    def remove(self, slots: Int64Array) -> None:
+        """Stop proposing the subscriptions at `slots`."""
         self._is_alive[slots] = False
         self._slots = None
 
@@ -61,12 +61,12 @@ class ExhaustiveIndex:
             rows = np.arange(start, min(start + step, n_messages))
             yield unverified(np.repeat(rows, slots.size), np.tile(slots, rows.size))
 
-    def state(self) -> dict[str, Any]:
-        """Return nothing: there is nothing to build."""
+    def state(self) -> dict[str, AnyArray]:
+        """Return no arrays: there is nothing to build."""
         return {}
 
-    def restore(self, _arrays: Mapping[str, Any], _subscriptions: SubscriptionColumns) -> bool:
-        """Take over nothing."""
+    def restore(self, _arrays: Mapping[str, AnyArray], _subscriptions: SubscriptionColumns) -> bool:
+        """Return False: there is nothing to restore."""
         return False
 
     def describe(self) -> str:

@@ -1,13 +1,14 @@
-"""From "might match" to "does match": an index proposes, the kernels and shapely decide."""
+"""Matching: the index proposes candidates, kernels verify them, shapely those in polygons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import shapely
 
 from nearcast.arrays import BoolArray, Float64Array, Int64Array, objects
 from nearcast.columns import MessageColumns, SubscriptionColumns, rows_between
@@ -25,9 +26,9 @@ MAX_ROWS_OF_A_TASK = 4096
 
 
 class Matches(NamedTuple):
-    """Message `rows[i]` matches the subscription at `slots[i]`; NaN stands for no score and no distance.
+    """Message `rows[i]` matches the subscription at `slots[i]`; NaN for no score and no distance.
 
-    Millions of them have neither; then there is None in place of the arrays.
+    If no match has a score or a distance, there are no arrays for them.
     """
 
     rows: Int64Array
@@ -36,7 +37,7 @@ class Matches(NamedTuple):
     distances: Float64Array | None
 
     def chosen(self, wanted: BoolArray | Int64Array) -> Matches:
-        """Return some of the matches, by a mask or by their places."""
+        """Return the matches that a mask or positions select."""
         scores, distances = (part if part is None else part[wanted] for part in self[2:])
         return Matches(self.rows[wanted], self.slots[wanted], scores, distances)
 
@@ -52,11 +53,11 @@ def filled(values: Float64Array | None, size: int) -> Float64Array:
 def matches(
     pairs: Pairs,
     subscriptions: SubscriptionColumns,
-    polygons: Mapping[int, Any],
+    polygons: Mapping[int, shapely.Geometry],
     messages: MessageColumns,
     space: Space,
 ) -> Matches:
-    """Return the pairs that match; `polygons` holds the geometry of each slot that has one."""
+    """Return the pairs that match; `polygons` are by slot."""
     if pairs.is_sure is None:
         numbers = pairs.numbers.T if len(pairs.numbers) else (None, None)
         return Matches(pairs.rows, pairs.slots, *numbers)
@@ -69,31 +70,31 @@ def matches(
     if len(numbers):
         numbers[is_open] = np.column_stack([scores, distances])
         numbers = np.delete(numbers, wrong, axis=0)
-    n_kept = rows.size - wrong.size
-    found = Matches(rows[:n_kept], slots[:n_kept], *(numbers.T if len(numbers) else (None, None)))
+    n_matches = rows.size - wrong.size
+    found = Matches(rows[:n_matches], slots[:n_matches], *(numbers.T if len(numbers) else (None, None)))
     return _in_polygons(found, subscriptions, polygons, messages, space) if polygons else found
 
 
 def _in_polygons(
     found: Matches,
     subscriptions: SubscriptionColumns,
-    polygons: Mapping[int, Any],
+    polygons: Mapping[int, shapely.Geometry],
     messages: MessageColumns,
     space: Space,
 ) -> Matches:
-    """Return what is left once those who asked for a polygon have been looked at."""
-    asked = np.flatnonzero(subscriptions.shapes[found.slots] == POLYGON)
-    if not asked.size:
+    """Return the matches without those whose point is outside the polygon of their subscription."""
+    open_rows = np.flatnonzero(subscriptions.shapes[found.slots] == POLYGON)
+    if not open_rows.size:
         return found
-    rows = found.rows[asked]
-    shapes = objects([polygons[slot] for slot in found.slots[asked].tolist()])
+    rows = found.rows[open_rows]
+    shapes = objects([polygons[slot] for slot in found.slots[open_rows].tolist()])
     is_match = np.ones(found.rows.size, bool)
-    is_match[asked] = is_in_polygon(space, shapes, messages.x[rows], messages.y[rows])
+    is_match[open_rows] = is_in_polygon(space, shapes, messages.x[rows], messages.y[rows])
     return found.chosen(is_match)
 
 
 def joined(blocks: Iterable[Matches]) -> Matches:
-    """Return the matches of all blocks in one."""
+    """Return the concatenated matches of all blocks."""
     parts = list(blocks)
     if len(parts) == 1:
         return parts[0]
@@ -124,7 +125,7 @@ class Matcher:
     def found(self, messages: MessageColumns, *, only_feeds: bool = False) -> tuple[Matches, int]:
         """Return all matches of a batch of messages, and how many candidates were verified.
 
-        With `only_feeds` matches of subscriptions that keep no results may be missing.
+        With `only_feeds` matches of boolean and similarity subscriptions may be missing.
         """
         n_messages = messages.x.size
         least = max(1, min(MIN_ROWS_OF_A_TASK, MIN_PAIRS_OF_A_TASK // max(1, len(self._store))))

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 import shapely
 
-from nearcast.arrays import Float64Array, Growable, GrowableColumns, IdArray, Int8Array, Int64Array, id_values
+from nearcast.arrays import (
+    AnyArray,
+    Float64Array,
+    Growable,
+    GrowableColumns,
+    IdArray,
+    Int8Array,
+    Int64Array,
+    id_values,
+)
 from nearcast.columns import MessageColumns, SubscriptionColumns, taken
 from nearcast.errors import UnknownSubscriptionError
 from nearcast.index.candidates import Index, Pairs
@@ -22,17 +31,18 @@ from nearcast.tables.arrow_columns import id_array
 from nearcast.tables.compile import compiled
 from nearcast.text.vocabulary import Vocabulary
 
-# Dead slots are dropped once they exceed a share of all slots and this number.
+# Added to the number of slots before the share of dead ones is compared, so that small stores are not compacted often.
 MIN_DEAD_SLOTS = 1024
 
-Lock = AbstractContextManager[Any]
+Lock: TypeAlias = AbstractContextManager[Any]  # Any: what `with lock as` would give is not used
+Polygons: TypeAlias = Mapping[int, shapely.Geometry]
 
 
 class SubscriptionStore:
-    """Each subscription has a slot; replacing one gives it a new slot, and dead slots are dropped now and then.
+    """Assigns a slot to each subscription; a replaced one gets a new slot, and `compact` drops dead slots.
 
-    Slots are in order of registration, so `columns.orders` ascends. Who changes a store sees to it that nobody else
-    does; `lock` is held for the short moments in which readers must keep away.
+    Slots are in order of registration, so `columns.orders` ascends. Only one thread may change a store at a time; it
+    owns `lock` only while readers must wait.
     """
 
     def __init__(self, space: Space, vocabulary: Vocabulary, index: IndexName, lock: Lock):
@@ -63,8 +73,8 @@ class SubscriptionStore:
         return self._contents.ids.values
 
     @property
-    def polygons(self) -> Mapping[int, Any]:
-        """The polygons of those slots that have one."""
+    def polygons(self) -> Polygons:
+        """The polygons by slot, for those that have one."""
         return self._contents.polygons
 
     @property
@@ -81,19 +91,19 @@ class SubscriptionStore:
 
     def slots_of(self, ids: Iterable[Id | None]) -> Int64Array:
         """Return the slots of subscriptions, -1 for an id that is unknown."""
-        slot_of: Mapping[Any, int] = self._contents.slot_of
+        slot_of = cast(Mapping[Id | None, int], self._contents.slot_of)
         return np.array([slot_of.get(subscription_id, -1) for subscription_id in ids], np.int64)
 
     def slots_of_orders(self, orders: Iterable[int]) -> list[int]:
-        """Return the slots of subscriptions given by their registration numbers."""
+        """Return the slots of registration numbers."""
         return np.searchsorted(self.columns.orders, list(orders)).tolist()
 
     # --- changes
 
-    def append(self, ids: Sequence[Id], columns: SubscriptionColumns, polygons: Mapping[int, Any]) -> Int64Array:
-        """Take in subscriptions compiled for `n_registered`, not yet to be matched; return their slots.
+    def append(self, ids: Sequence[Id], columns: SubscriptionColumns, polygons: Polygons) -> Int64Array:
+        """Append subscriptions compiled for `n_registered`, to be matched once they are activated; return their slots.
 
-        `polygons` are by place in `ids`.
+        `polygons` are by position in `ids`.
         """
         contents = self._contents
         with self._lock:
@@ -110,15 +120,15 @@ class SubscriptionStore:
         return np.arange(first, first + len(ids))
 
     def insert(self, slots: Int64Array) -> None:
-        """Let the index take in appended subscriptions."""
+        """Insert appended subscriptions into the index."""
         self._contents.index.insert(slots, self.columns)
 
     def repost(self, slots: Int64Array) -> None:
-        """Let the index know that the floors of subscriptions have changed."""
+        """Repost subscriptions in the index after their floors have changed."""
         self._contents.index.repost(slots)
 
-    def place(self, slots: Int64Array, shapes: Int8Array, numbers: Float64Array, polygons: Mapping[int, Any]) -> None:
-        """Put subscriptions elsewhere, until `move` not yet for the index; `polygons` are by place in `slots`."""
+    def place(self, slots: Int64Array, shapes: Int8Array, numbers: Float64Array, polygons: Polygons) -> None:
+        """Change the places of subscriptions; the index follows with `move`. `polygons` are by position in `slots`."""
         columns = self.columns
         columns.shapes[slots] = shapes
         columns.numbers[slots] = numbers
@@ -127,16 +137,16 @@ class SubscriptionStore:
         self._contents.polygons.update((int(slots[row]), polygon) for row, polygon in polygons.items())
 
     def move(self, slots: Int64Array) -> None:
-        """Let the index know that subscriptions have been put elsewhere."""
+        """Repost subscriptions in the index after their places have changed."""
         self._contents.index.move(slots)
 
     def activate(self, ids: Sequence[Id], slots: Int64Array) -> None:
-        """Match the subscriptions at `slots` from now on; their ids must not be in use."""
+        """Match the subscriptions at `slots` from now on; their ids must be new."""
         self._contents.slot_of.update(zip(ids, slots.tolist(), strict=True))
         self._contents.index.activate(slots)
 
     def remove(self, ids: Iterable[Id]) -> list[int]:
-        """Remove subscriptions, all or, if one is unknown, none; return their registration numbers."""
+        """Remove subscriptions and return their registration numbers; if an id is unknown, raise and remove none."""
         slot_of = {subscription_id: self.slot(subscription_id) for subscription_id in ids}
         slots = np.array(list(slot_of.values()), np.int64)
         orders = self.columns.orders[slots].tolist()
@@ -146,7 +156,7 @@ class SubscriptionStore:
         return orders
 
     def compact(self, *, max_waste: float = 0.5) -> None:
-        """Drop dead slots if they are more than this share of all."""
+        """Drop the dead slots if more than the share `max_waste` of all slots is dead."""
         n_dead = self._contents.ids.size - len(self)
         if n_dead <= max_waste * (self._contents.ids.size + MIN_DEAD_SLOTS):
             return
@@ -160,27 +170,27 @@ class SubscriptionStore:
     # --- the index
 
     def candidates(self, messages: MessageColumns, *, only_feeds: bool = False) -> Iterator[Pairs]:
-        """Yield what messages might match; with `only_feeds` some that keep no results are left out."""
+        """Yield the candidates of messages; with `only_feeds` some boolean and similarity ones may be missing."""
         return self._contents.index.candidates(messages, only_feeds=only_feeds)
 
     def describe(self) -> str:
-        """Return the shape of the index."""
+        """Return the structure of the index as text."""
         return self._contents.index.describe()
 
     # --- saving
 
-    def state(self) -> tuple[dict[str, Any], pa.Table]:
+    def state(self) -> tuple[dict[str, AnyArray], pa.Table]:
         """Return the subscriptions as arrays and a table, to be saved."""
         self.compact(max_waste=0)
-        polygons = [None] * len(self)
+        polygons: list[bytes | None] = [None] * len(self)
         for slot, polygon in self.polygons.items():
             polygons[slot] = shapely.to_wkb(polygon)
         table = pa.table({"id": id_array(self.ids.tolist()), "polygon": pa.array(polygons, pa.binary())})
         arrays = {f"subscription_{name}": array for name, array in self.columns._asdict().items()}
         return arrays | self._contents.index.state(), table
 
-    def restore(self, arrays: Mapping[str, Any], table: pa.Table, n_registered: int) -> None:
-        """Take over what `state` returned."""
+    def restore(self, arrays: Mapping[str, AnyArray], table: pa.Table, n_registered: int) -> None:
+        """Restore what `state` returned."""
         columns = SubscriptionColumns(**part_of(arrays, "subscription_"))
         ids = id_values(table["id"].to_pylist())
         polygons = {slot: shapely.from_wkb(wkb) for slot, wkb in enumerate(table["polygon"].to_pylist()) if wkb}
@@ -192,8 +202,8 @@ class SubscriptionStore:
         self,
         columns: SubscriptionColumns,
         ids: IdArray,
-        polygons: dict[int, Any],
-        saved: Mapping[str, Any] | None = None,
+        polygons: dict[int, shapely.Geometry],
+        saved: Mapping[str, AnyArray] | None = None,
     ) -> _Contents:
         index = INDEXES[self.index_name](self.space, self.vocabulary)
         slots = np.arange(ids.size)
@@ -206,10 +216,10 @@ class SubscriptionStore:
 
 @dataclass(slots=True)
 class _Contents:
-    """What a store holds; replaced as a whole when dead slots are dropped."""
+    """The contents of a store; replaced as a whole when dead slots are dropped."""
 
     columns: GrowableColumns[SubscriptionColumns]
     ids: Growable
-    polygons: dict[int, Any]
+    polygons: dict[int, shapely.Geometry]
     slot_of: dict[Id, int]
     index: Index

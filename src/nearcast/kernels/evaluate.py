@@ -42,9 +42,10 @@ ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 class Limits(NamedTuple):
-    """Current are messages from an arrival on, if `is_timed` after a time; and what distances are measured in."""
+    """Current are messages between two arrivals, if `is_timed` after a time; and what distances are measured in."""
 
     first_arrival: int
+    end_arrival: int  # the last one plus 1
     is_timed: bool
     after_time: int
     is_geographic: bool
@@ -351,12 +352,13 @@ def searched(
     # Arrays are taken out of their tuples once: to do so in a loop would count references each time.
     first_arrival, _, tokens, weights, _, roots, rows, scales, signatures, places, bounds, children, n_leaves = segment
     token_arrays, leaf_arrays = (tokens, weights, roots, bounds), (scales, signatures, places, bounds, children)
-    least_arrival, is_timed, after_time, is_geographic, max_dist, length, margin, depth = limits
+    least_arrival, end_arrival, is_timed, after_time, is_geographic, max_dist, length, margin, depth = limits
     m_x, m_y, m_offsets, m_ids, m_units, m_times = m.x, m.y, m.token_offsets, m.token_ids, m.token_units, m.times
     s_kinds, s_numbers, s_offsets, s_ids, s_weights = s.kinds, s.numbers, s.token_offsets, s.token_ids, s.token_weights
     found_offsets = found[0]
     shift = first_arrival - m.arrivals[0]
     least_row = least_arrival - first_arrival
+    end_row = end_arrival - first_arrival
     result_offsets = np.zeros(slots.size + 1, np.int64)
     arrivals = np.empty(2 * found[1].size + 64 * slots.size, np.int64)
     scores = np.empty(arrivals.size, np.float64)
@@ -394,7 +396,7 @@ def searched(
                 n_postings = popped(posting_keys, posting_items, n_postings)
                 credit -= 1
                 at = row + shift
-                if row < least_row or (is_timed and m_times[at] <= after_time):
+                if row < least_row or row >= end_row or (is_timed and m_times[at] <= after_time):
                     continue
                 cosine, last = shared(
                     s_ids, s_weights, s_start, s_stop, m_ids, m_units, m_offsets[at], m_offsets[at + 1]
@@ -509,7 +511,7 @@ def scan(
     mask = np.uint64(0)
     for i in range(s_start, s_stop):
         mask |= ONE << np.uint64(bit_of(s_ids[i]))
-    for i in range(max(0, limits.first_arrival - tail_arrival), tail.size):
+    for i in range(max(0, limits.first_arrival - tail_arrival), min(tail.size, limits.end_arrival - tail_arrival)):
         if tail[i] & mask == 0:
             continue
         at = i + shift

@@ -3,12 +3,12 @@
 s                    SubscriptionColumns of those that move, one slot each; `shapes` and `numbers` are the new place
 old_shapes, old_numbers   the place before
 has_old              False if there was none: the subscriptions are new
-short                so short a list of messages is read in full rather than span by span
-hits                 int64, a buffer of positions that grows
+short                a list of at most this many messages is read in full, a longer one span by span
+hits                 int64, a growable buffer of positions
 clauses              required_offsets, required_ids, forbidden_offsets, forbidden_ids
 
-Only what lies in the one region and not in the other is looked at (AP+-Tree, section 4.2.5): blocks of messages that
-lie in both are passed over, then messages that do.
+Only messages that lie in one region and not in the other are examined (AP+-Tree, section 4.2.5): blocks of messages in
+both are skipped, then single messages in both.
 """
 
 from __future__ import annotations
@@ -70,26 +70,6 @@ def is_first_true(
 
 
 @kernel
-def shortest_list(
-    tokens: Int32Array, list_offsets: Int64Array, ids: Int32Array, start: int, stop: int, n_messages: int
-) -> Any:
-    """Return the bits of some ids, start and stop of the shortest of their lists, and whether there is one.
-
-    Without an id all messages are in question.
-    """
-    needed = np.uint64(0)
-    list_start = 0
-    list_stop = n_messages
-    for i in range(start, stop):
-        needed |= ONE << np.uint64(bit_of(ids[i]))
-        first, last = list_of(tokens, list_offsets, ids[i])
-        if i == start or last - first < list_stop - list_start:
-            list_start = first
-            list_stop = last
-    return needed, list_start, list_stop, start < stop
-
-
-@kernel
 def messages_in_spans(
     positions: Int32Array,
     points: UInt16Array,
@@ -100,7 +80,7 @@ def messages_in_spans(
     rounded: Int32Array,
     hits: Int64Array,
 ) -> Any:
-    """Return the positions of a list, or all if there is none, that lie in spans and boxes: their number, and `hits`.
+    """Return how many positions of a list, or of all messages without one, lie in spans and boxes; they are in `hits`.
 
     The list ascends, and so do the spans. Without a list the boxes are not compared.
     """
@@ -134,9 +114,9 @@ def boolean_changes(
 ) -> Any:
     """Return slots, positions and signs of the changes of boolean subscriptions.
 
-    The sign is 0 where a polygon has to be asked: the message lies in the box around one.
+    The sign is 0 where a polygon must be tested: the message lies in the box around it.
     """
-    # Arrays are taken out of their tuples once: to do so in a loop would count references each time.
+    # Arrays are read from their tuples once: in a loop each read would count references.
     xs = segment.x
     ys = segment.y
     tokens = segment.tokens
@@ -238,7 +218,7 @@ def similar_candidates(
     short: int,
 ) -> Any:
     """Return slots and positions that similarity subscriptions may have at one of two places."""
-    # Arrays are taken out of their tuples once: to do so in a loop would count references each time.
+    # Arrays are read from their tuples once: in a loop each read would count references.
     xs = segment.x
     ys = segment.y
     tokens = segment.tokens

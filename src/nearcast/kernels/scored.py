@@ -7,7 +7,7 @@ s, slots         SubscriptionColumns, and the slots that are wanted
 shares           by token id: the share of the messages that have it
 scored           SCORED: the data to score a posting without reading the columns
 
-The words of a subscription are numbered by their places in its row. They are looked at from the last to the first:
+The words of a subscription are numbered by their places in its row. They are examined from the last to the first:
 ids fall as weights rise, so this is the heaviest first, but any order would do. A message is proposed by one posting:
 
     rank, ANY      its first shared word is `rank`
@@ -39,14 +39,14 @@ ANY, ALONE, NONE, EVERY = -2, -1, -1, -2
 NO_WORD, NEVER = -1, -2
 # A subscription with more words has no pairs, which bounds their number.
 MAX_PAIRED_WORDS = 8
-# As many as SCORED can number.
+# The largest number of words whose ranks fit SCORED.
 MAX_WORDS = 1 << 14
 # A further posting must save testing this share of messages.
 PRICE_OF_A_POSTING = 2e-6
 # What a word that is shared mostly weighs in the unit vector of a message.
 USUAL_UNIT = 0.4
-# Of a score, for the lines of top-k subscriptions: far above the rounding of float32, in which they are kept. A smaller
-# spatial weight would make them too steep for that.
+# Of a score, for the lines of top-k subscriptions: far above the rounding of float32, in which they are stored. A
+# smaller spatial weight would make them too steep for that.
 LINE_SLACK = 4e-6
 MIN_SPATIAL_WEIGHT = 1e-4
 

@@ -126,7 +126,7 @@ def verify(
 
 @kernel
 def close_gaps(values: Any, gaps: Any) -> None:
-    """Compact values over the ascending `gaps`; as many values at the end become unused."""
+    """Compact values to the front, without those at the ascending `gaps`; the end becomes unused."""
     for i in range(gaps.size):
         stop = gaps[i + 1] if i + 1 < gaps.size else values.size
         for place in range(gaps[i] + 1, stop):

@@ -8,7 +8,7 @@ of it has expired.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +55,17 @@ class IdentifiedSegment(NamedTuple):
     segment: ActiveSegment
     ids: IdArray
     half_expires: int
+
+
+class ActiveView(Protocol):
+    """What moves and fences need of active messages."""
+
+    @property
+    def now(self) -> int:
+        """The time of the clock; a message is active if it expires later."""
+
+    def segments(self) -> list[IdentifiedSegment]:
+        """Return all segments; messages in them may have expired."""
 
 
 class ActiveMessages:

@@ -120,6 +120,7 @@ class MessageIndex:
         columns: MessageColumns,
         *,
         first_arrival: int,
+        end_arrival: int,
         after_time: int | None,
         depth: float = 0.0,
         pool: ThreadPoolExecutor | None = None,
@@ -129,13 +130,15 @@ class MessageIndex:
         With a `depth`, that score is lowered by this share of it. If fewer messages qualify, all of them. The result is
         ragged: offsets, arrivals (ascending within a row), and scores (of a nearest subscription minus the distance).
         `columns` are the messages of the window by row, row = arrival - columns.arrivals[0]. A row is current if
-        arrival >= first_arrival and, if after_time is not None, time > after_time. `n_wanted` is at least 1.
+        first_arrival <= arrival < end_arrival and, if after_time is not None, time > after_time. `n_wanted` is at least
+        1.
         """
         slots, n_wanted = np.asarray(slots, np.int64), np.asarray(n_wanted, np.int64)
         if not columns.x.size or not slots.size:
             return np.zeros(slots.size + 1, np.int64), np.zeros(0, np.int64), np.zeros(0)
         limits = Limits(
             max(int(first_arrival), int(columns.arrivals[0])),
+            int(end_arrival),
             after_time is not None,
             NO_TIME if after_time is None else int(after_time),
             self._is_geographic,

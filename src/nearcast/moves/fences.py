@@ -21,7 +21,7 @@ from nearcast.index.candidates import unverified
 from nearcast.index.matching import Matcher
 from nearcast.index.subscription_store import SubscriptionStore
 from nearcast.kernels.verify import BOOLEAN
-from nearcast.messages.active import ActiveMessages
+from nearcast.messages.active import ActiveView
 from nearcast.model import MICROSECONDS, Fence, Geographic, Id
 from nearcast.moves.moves import Moves, SegmentChanges
 from nearcast.scoring.spatial import blend, spatial_similarity
@@ -52,7 +52,7 @@ class Delayed(NamedTuple):
 class Fences:
     """Moves subscriptions, position by position, and delays changes as a fence says."""
 
-    def __init__(self, store: SubscriptionStore, matcher: Matcher, active: ActiveMessages, moves: Moves, fence: Fence):
+    def __init__(self, store: SubscriptionStore, matcher: Matcher, active: ActiveView, moves: Moves, fence: Fence):
         self._store, self._matcher, self._active, self._moves, self._fence = store, matcher, active, moves, fence
         # By registration number of the subscription, then by arrival of the message.
         self._delayed: dict[int, dict[int, Delayed]] = {}

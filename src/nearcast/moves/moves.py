@@ -23,7 +23,7 @@ from nearcast.index.subscription_store import SubscriptionStore
 from nearcast.kernels.active_segment import ActiveSegment
 from nearcast.kernels.moves import boolean_changes, might_be_in_regions, similar_candidates
 from nearcast.kernels.verify import BOOLEAN, SIMILAR, distances_of, verdicts
-from nearcast.messages.active import ActiveMessages, IdentifiedSegment
+from nearcast.messages.active import ActiveView, IdentifiedSegment
 from nearcast.model import Geographic
 from nearcast.space.regions import CIRCLE, POLYGON, is_in_polygon
 from nearcast.tables.positions import NO_POSITIONS, Positions
@@ -57,7 +57,7 @@ class Moves:
         self,
         store: SubscriptionStore,
         feeds: Feeds,
-        active: ActiveMessages | None,
+        active: ActiveView | None,
         pool: ThreadPoolExecutor | None = None,
     ):
         self._store, self._feeds, self._active, self._pool = store, feeds, active, pool

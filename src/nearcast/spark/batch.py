@@ -19,7 +19,8 @@ from nearcast.model import Delivery, Space, Window, checked_choice
 from nearcast.partition.registry import PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.build import Planned, check_place, plan, write_rejected
-from nearcast.spark.folder import FIRST, Folder
+from nearcast.spark.folder import Folder
+from nearcast.spark.plan import FIRST
 from nearcast.spark.replicas import KINDS_WITH_RESULTS, Replicas
 from nearcast.spark.router import Router
 from nearcast.spark.schemas import delivery_schema, id_type

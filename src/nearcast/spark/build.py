@@ -21,8 +21,9 @@ from nearcast.errors import ON_ERROR, NearcastError, OnError, RejectedRowsError,
 from nearcast.model import Geographic, Space, Window, checked_choice, checked_count
 from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_options
 from nearcast.partition.statistics import SAMPLE_SIZE
-from nearcast.spark.folder import BY_HASH, FIRST, Folder, Plan
+from nearcast.spark.folder import ROUTER, Folder
 from nearcast.spark.inputs import rejected_table
+from nearcast.spark.plan import BY_HASH, FIRST, Plan
 from nearcast.spark.replicas import KINDS_WITH_RESULTS, Replicas
 from nearcast.spark.router import Router
 from nearcast.spark.sampling import drawn
@@ -192,7 +193,7 @@ def _routed(folder: Folder, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
     folder_plan = folder.plan()
     router = Router(folder_plan, folder.vocabulary())
     good, routes, bad = router.begin(table.drop_columns("row"), folder.sample())
-    folder.save_router(FIRST, router.state())
+    folder.save_snapshot(ROUTER, FIRST, router.state())
     places, shards = np.nonzero(routes.stores)
     # The tasks that build report the rejected rows.
     taken = np.concatenate([good[places], np.array([rejection.row for rejection in bad], np.int64)])

@@ -17,7 +17,7 @@ from nearcast.engine.broker import Broker
 from nearcast.errors import NearcastError
 from nearcast.model import CountWindow, Fence, Geographic, Planar, Space, TimeWindow, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_options
-from nearcast.spark.folder import BY_HASH, EVENT, ClockName, checked_clock
+from nearcast.spark.plan import BY_HASH, EVENT, ClockName, checked_clock
 from nearcast.storage.local_folder import LocalTree
 from nearcast.storage.object_store import tree_at
 from nearcast.text.analyzer import Analyzer

@@ -1,21 +1,27 @@
-"""The state folder of a pipeline: settings, inputs of batches, snapshots, deliveries and metrics.
+"""The state folder of a pipeline: settings, the log of its input, snapshots, deliveries and metrics.
 
     PIPELINE.json                     the settings that were fixed when the pipeline was created
     vocabulary.arrow
     checkpoint/                       Spark's checkpoint
-    inputs/0000000012/                the valid changes and messages of a batch, in order
+    inputs/0000000012/                the record of a batch: its pieces in order, counts, the moment of its clock
+    log/0000000012/0000000000/        a piece of its messages, checked and analysed
+    changes/0000000012/0000000000/    a piece of its checked changes
+    pairs/0000000012/0000000000/      what a task has found for feeds: feed, message, score
+    floors/0000000024/, ...25/        the floors that the changes and the messages of a batch have changed
+    commits/12.json                   the batch is done: the names of its deliveries
     shards/003/0000000010/            the snapshot of a shard after a batch
-    shards/003-replicas/, router/     ... of its replicas, and of the router; not with partitioner "hash"
-    sample.arrow                      messages that the router was fitted to
-    deliveries/batch=12/003.parquet   the deliveries of a shard
+    shards/index/, shards/router/     ... of the index of all subscriptions, and of the partitioner, unless it is a hash
+    sample.arrow                      messages that the partitioner was fitted to
+    deliveries/batch=12/*.parquet
     rejected/batch=12/*.parquet       rejected rows and their reasons
     metrics.jsonl                     a line for each batch
     QUERY.json                        Spark's id of the query, if its checkpoint is in another place
+    DRIVER.json                       the driver that may commit
 
-A shard after batch N is a pure function of the inputs 0 to N: a worker opens the latest intact snapshot and replays the
-batches after it. So no failure needs a rollback, and a batch that Spark repeats gives the same deliveries in the same
-files. Every file is written under a temporary name and renamed when it is complete; `storage/object_store.py` describes
-how that is done where files cannot be renamed.
+A shard after batch N is a pure function of the log up to N, and so is the index: a worker opens the latest intact
+snapshot and replays the batches after it. So no failure needs a rollback, and a batch that Spark repeats gives the same
+deliveries in the same files. Every file is written under a temporary name and renamed when it is complete;
+`storage/object_store.py` describes how that is done where files cannot be renamed.
 """
 
 from __future__ import annotations
@@ -23,44 +29,38 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nearcast.arrays import Float64Array, Int64Array
 from nearcast.engine.broker import Broker
 from nearcast.errors import NearcastError, StorageError
-from nearcast.model import Fence, Space, TimeWindow, Window, as_settings, checked_choice, checked_number, of_settings
+from nearcast.model import as_settings, of_settings
+from nearcast.spark.plan import BY_HASH, CHANGES_STEP, FIRST, WATERMARK, BatchInput, Plan, step_of
 from nearcast.storage.local_folder import LocalTree
 from nearcast.storage.manifest import FORMAT as STATE_FORMAT
 from nearcast.storage.manifest import Arrays, Check, State, read_state, write_state
 from nearcast.storage.tree import Tree
 from nearcast.text.vocabulary import Vocabulary
 
-# The state of shards and the inputs are saved in the format of manifests.
-FORMAT = f"nearcast-pipeline-3 of {STATE_FORMAT}"
-# The batch of the subscriptions that are registered before the stream begins.
-FIRST = -1
+# The states of shards, of the index and of batches are saved in the format of manifests.
+FORMAT = f"nearcast-pipeline-4 of {STATE_FORMAT}"
 # Snapshots of each shard that are not removed: the latest, and one to open if that is damaged.
 N_SNAPSHOTS = 2
-ROUTER = "router"
+# The names of the snapshots that are not of a shard.
+ROUTER, INDEX = "router", "index"
 INPUTS = "inputs"
+# What the tasks of a batch write, in folders of a batch.
+PARTS = LOG, CHANGES, PAIRS = "log", "changes", "pairs"
+FLOORS, COMMITS = "floors", "commits"
 PIPELINE, VOCABULARY, SAMPLE, METRICS = "PIPELINE.json", "vocabulary.arrow", "sample.arrow", "metrics.jsonl"
-QUERY = "QUERY.json"
-# Partitioning by a hash of the id needs no router; every shard receives every message.
-BY_HASH = "hash"
-# What advances the clock of a pipeline: the times of messages and positions, the largest of them less a delay, or the
-# clock of the driver.
-EVENT: Final = "event"
-WATERMARK: Final = "watermark"
-PROCESSING: Final = "processing"
-CLOCKS = (EVENT, WATERMARK, PROCESSING)
-ClockName = Literal["event", "watermark", "processing"]
-MAX_DELAY = 1e11
+QUERY, DRIVER = "QUERY.json", "DRIVER.json"
 PLAIN_NAMES = (
     *("shards", "snapshot_every", "subscription_id", "message_id"),
     *("partitioner", "partitioner_options", "clock", "delay"),
@@ -69,55 +69,16 @@ PART_NAMES = ("space", "window", "fence")
 # Key of the metadata of a sample: the number of messages that it was drawn from.
 POPULATION = b"nearcast.population"
 Settings: TypeAlias = dict[str, Any]  # the content of PIPELINE.json
+PAIR = np.dtype([("order", np.int64), ("score", np.float64), ("row", np.int32)])
 
 
-class Counts(TypedDict):
-    """The counts and times of the input of a batch, stored with it."""
+class Commit(NamedTuple):
+    """What the driver writes when a batch is done; a batch without it is run again."""
 
-    messages: int
-    changes: int
-    rejected: int
-    newest: float | None  # the latest time of a message, in seconds since 1970
-    moment: float | None  # the time to which all shards advance their clocks before the changes
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The settings of a pipeline that were fixed when it was created."""
-
-    space: Space
-    window: Window | None
-    shards: int
-    snapshot_every: int
-    subscription_id: str = "string"  # or "int64"
-    message_id: str = "string"
-    partitioner: str = BY_HASH
-    lifetime: float | None = None
-    fence: Fence | None = None
-    clock: ClockName = EVENT
-    delay: float = 0.0  # seconds
-    partitioner_options: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def has_time(self) -> bool:
-        """Whether results depend on the clock."""
-        return self.lifetime is not None or isinstance(self.window, TimeWindow)
-
-    @property
-    def receives_all(self) -> bool:
-        """Whether every shard receives every message; so it must if later subscriptions or moves need old messages."""
-        return self.partitioner == BY_HASH or self.window is not None or self.lifetime is not None
-
-
-def checked_clock(clock: ClockName, delay: float) -> tuple[ClockName, float]:
-    """Return the clock of a pipeline and the delay of its watermark in seconds; raise unless they are valid."""
-    checked_choice("clock", clock, CLOCKS)
-    seconds = checked_number("delay", delay)
-    if not 0 <= seconds <= MAX_DELAY:
-        raise NearcastError(f"delay is {delay!r}; it must be a number of seconds from 0 on")
-    if seconds and clock != WATERMARK:
-        raise NearcastError(f"delay is {delay!r}, which only the clock {WATERMARK!r} has; leave it out")
-    return clock, seconds
+    deliveries: tuple[str, ...] = ()  # the names of the files of deliveries
+    has_floors: bool = False  # whether the messages have changed floors
+    feeds: int = 0  # how many there are in all shards
+    subscriptions: tuple[int, ...] = ()  # by shard
 
 
 class Folder:
@@ -226,70 +187,131 @@ class Folder:
 
     def has_input(self, batch: int) -> bool:
         """Whether the input of a batch is committed."""
-        return self.tree.has_state(_input(batch))
+        return self.tree.has_state(_numbered(INPUTS, batch))
+
+    def inputs(self) -> list[int]:
+        """Return the batches that have an input."""
+        return sorted(number for number, size in self.tree.sizes([INPUTS])[INPUTS].items() if size)
 
     def last_input(self) -> int:
         """Return the last batch that has an input, complete or not."""
         return max(self.tree.numbers(INPUTS), default=FIRST - 1)
 
-    def counts_of_intact_input(self, batch: int) -> Counts | None:
-        """Return the counts of the input of a batch; None if there is none, or if it was damaged and is now removed."""
-        if not self.tree.names(_input(batch)):
+    def intact_input(self, batch: int) -> BatchInput | None:
+        """Return the input of a batch; None if there is none, or if it was damaged and is now removed."""
+        if not self.tree.names(_numbered(INPUTS, batch)):
             return None
         try:
-            return cast(Counts, dict(self.read_input(batch).description))
+            found = self.read_input(batch)
+            parts = [(LOG, found.messages), (CHANGES, found.changes)]
+            if found.matched is not None and found.matched.has_pairs:
+                parts.append((PAIRS, found.messages))
+            for part, slices in parts:
+                for number in slices.pieces:
+                    self.read_part(part, batch, number)
+            is_intact = found.matched is None or self.has_deliveries(batch, found.matched.files)
         except StorageError:
-            self.tree.remove(_input(batch))
-            return None
+            is_intact = False
+        if is_intact:
+            return found
+        self.tree.remove(_numbered(INPUTS, batch))
+        return None
 
-    def is_done(self, batch: int) -> bool:
-        """Whether every shard has delivered a batch."""
-        names = self.tree.names(f"deliveries/batch={batch}")
-        return all(f"{shard:03d}.parquet" in names for shard in range(self.plan().shards))
+    def write_input(self, batch: int, record: BatchInput, routes: Arrays) -> None:
+        """Commit the input of a batch, whose pieces are written; `routes` are those of its changes."""
+        self.tree.write_state(
+            _numbered(INPUTS, batch), lambda path: write_state(path, State(routes, {}, record.as_json()))
+        )
 
-    def write_input(
-        self,
-        batch: int,
-        changes: pa.Table,
-        messages: pa.Table,
-        counts: Counts,
-        routes: Arrays | None = None,
-    ) -> None:
-        """Write the input of a batch, with the routes of its rows if there is a router."""
-        tables = {"changes": changes, "messages": messages}
-        state = State(routes or {}, tables, dict(counts))
-        self.tree.write_state(_input(batch), lambda path: write_state(path, state))
-
-    def read_input(self, batch: int) -> State:
+    def read_input(self, batch: int) -> BatchInput:
         """Return the input of a batch."""
-        return self.tree.read_state(_input(batch), read_state)
+        return BatchInput.of_json(self.tree.read_state(_numbered(INPUTS, batch), read_state).description)
+
+    def read_routes(self, batch: int) -> Arrays:
+        """Return the routes of the changes of a batch; none if a hash assigns them."""
+        return self.tree.read_state(_numbered(INPUTS, batch), read_state).arrays
+
+    # --- parts of a batch
+
+    def write_part(self, part: str, batch: int, number: int, state: State) -> None:
+        """Write what one task adds to a batch; a second attempt writes the same."""
+        self._save(f"{part}/{batch:010d}", number, lambda path: write_state(path, state))
+
+    def read_part(self, part: str, batch: int, number: int, *, check: Check = "everything") -> State:
+        """Return what one task added to a batch."""
+        return self.tree.read_state(_numbered(f"{part}/{batch:010d}", number), partial(read_state, check=check))
+
+    def write_floors(self, step: int, orders: Int64Array, floors: Float64Array) -> None:
+        """Write the floors that a step of all feed shards has changed, by registration number."""
+        state = State({"orders": orders, "floors": floors}, {}, {})
+        self._save(FLOORS, step, lambda path: write_state(path, state))
+
+    def read_floors(self, step: int) -> tuple[Int64Array, Float64Array]:
+        """Return the floors that a step has changed."""
+        arrays = self.tree.read_state(_numbered(FLOORS, step), read_state).arrays
+        return arrays["orders"], arrays["floors"]
+
+    def write_commit(self, batch: int, commit: Commit) -> None:
+        """Commit a batch: all that it delivers is visible from now on."""
+        with self.tree.replaced(f"{COMMITS}/{batch}.json", is_synced=True) as unfinished:
+            unfinished.write_text(json.dumps(commit._asdict()))
+
+    def read_commit(self, batch: int) -> Commit | None:
+        """Return the commit of a batch, None if there is none."""
+        written = self.tree.read(f"{COMMITS}/{batch}.json")
+        if written is None:
+            return None
+        values = json.loads(written)
+        lists = {name: tuple(values[name]) for name in ("deliveries", "subscriptions")}
+        return Commit(**{**values, **lists})
+
+    def committed(self, batch: int) -> Commit:
+        """Return the commit of a batch that has one."""
+        commit = self.read_commit(batch)
+        if commit is None:
+            raise StorageError(f"batch {batch} in {self.tree.place} has not been committed")
+        return commit
+
+    def can_replay_index(self, step: int) -> bool:
+        """Whether the changes and floors after a step have not been removed."""
+        oldest = min(self.tree.numbers(f"shards/{INDEX}"), default=FIRST - 1)
+        return step >= step_of(oldest, CHANGES_STEP)
+
+    # --- who drives
+
+    def take_over(self, driver: str) -> None:
+        """Make this driver the only one that may commit."""
+        with self.tree.replaced(DRIVER) as unfinished:
+            unfinished.write_text(json.dumps({"driver": driver}))
+
+    def check_driver(self, driver: str) -> None:
+        """Raise unless this driver is the last one that has taken over."""
+        written = self.tree.read(DRIVER)
+        if written is not None and json.loads(written)["driver"] != driver:
+            raise NearcastError(f"another driver runs the pipeline in {self.tree.place}; this one stops")
 
     # --- shards
 
     def save_shard(self, shard: int, batch: int, broker: Broker, replicas: State | None = None) -> None:
         """Write a snapshot of a shard after a batch, with its replicas if there is a router."""
         if replicas is not None:
-            self._save(f"{shard:03d}-replicas", batch, lambda path: write_state(path, replicas))
+            self._save(f"shards/{shard_name(shard)}-replicas", batch, lambda path: write_state(path, replicas))
         # Written last: a complete broker implies complete replicas.
-        self._save(f"{shard:03d}", batch, broker.save)
+        self._save(f"shards/{shard_name(shard)}", batch, broker.save)
 
-    def save_router(self, batch: int, router: State) -> None:
-        """Write a snapshot of the router after a batch."""
-        self._save(ROUTER, batch, lambda path: write_state(path, router))
-
-    def _save(self, name: str, batch: int, write: Callable[[Path], None]) -> None:
+    def _save(self, parent: str, number: int, write: Callable[[Path], None]) -> None:
         try:
-            self.tree.write_state(_snapshot(name, batch), write)
+            self.tree.write_state(_numbered(parent, number), write)
         except StorageError as failure:
-            # An abandoned attempt of the task may write the same snapshot; one complete copy is enough.
+            # An abandoned attempt of the task may write the same; one complete copy is enough.
             try:
-                self.tree.read_state(_snapshot(name, batch), read_state)
+                self.tree.read_state(_numbered(parent, number), read_state)
             except StorageError:
                 raise failure from None
 
     def has_shard(self, shard: int, batch: int) -> bool:
         """Whether a shard has a snapshot after a batch."""
-        return self.tree.has_state(_snapshot(f"{shard:03d}", batch))
+        return self.tree.has_state(_snapshot(shard_name(shard), batch))
 
     def open_shard(self, shard: int, batch: int, *, check: Check = "everything") -> tuple[Broker, State | None, int]:
         """Return the latest intact snapshot of a shard up to a batch: its broker, its replicas if any, and its batch.
@@ -297,11 +319,11 @@ class Folder:
         Without a snapshot the broker is empty and the batch is the one before the first.
         """
         has_replicas = self.plan().partitioner != BY_HASH
-        for number in self._snapshots_until(f"{shard:03d}", batch):
+        for number in self.snapshots_until(shard_name(shard), batch):
             try:
                 opened = partial(Broker.open, check=check)
-                broker = self.tree.read_state(_snapshot(f"{shard:03d}", number), opened)
-                key = _snapshot(f"{shard:03d}-replicas", number)
+                broker = self.tree.read_state(_snapshot(shard_name(shard), number), opened)
+                key = _snapshot(f"{shard_name(shard)}-replicas", number)
                 replicas = self.tree.read_state(key, read_state) if has_replicas else None
             except StorageError:
                 # Incomplete or damaged: an earlier snapshot and the inputs after it give the same shard.
@@ -311,45 +333,47 @@ class Folder:
 
     def open_router(self, batch: int) -> tuple[State | None, int]:
         """Return the latest intact snapshot of the router up to a batch, None if there is none, and its batch."""
-        for number in self._snapshots_until(ROUTER, batch):
+        return next(self.snapshots(ROUTER, batch), (None, FIRST - 1))
+
+    def save_snapshot(self, name: str, batch: int, state: State) -> None:
+        """Write a snapshot after a batch: of a shard, of the index, or of the router."""
+        self._save(f"shards/{name}", batch, lambda path: write_state(path, state))
+
+    def snapshots(self, name: str, batch: int) -> Iterator[tuple[State, int]]:
+        """Yield the intact snapshots up to a batch, the latest first, each with its batch."""
+        for number in self.snapshots_until(name, batch):
             try:
-                return self.tree.read_state(_snapshot(ROUTER, number), read_state), number
+                state = self.tree.read_state(_snapshot(name, number), read_state)
             except StorageError:
+                # Incomplete or damaged: an earlier snapshot and the log after it give the same.
                 continue
-        return None, FIRST - 1
+            yield state, number
 
-    def collect_garbage(self, committed: int) -> int:
-        """Remove snapshots and inputs that no restart needs; return the bytes of the others.
+    def snapshots_until(self, name: str, batch: int) -> list[int]:
+        """Return the batches up to one with a snapshot, complete or not, the latest first."""
+        return [number for number in self.snapshots_of(name) if number <= batch]
 
-        Spark has committed all batches up to `committed`.
-        """
-        names = [f"shards/{name}" for name in self._snapshot_names()]
-        sizes = self.tree.sizes([INPUTS, *names])
-        oldest = committed
-        for name in names:
-            complete = sorted(number for number, size in sizes[name].items() if number <= committed and size)
-            latest = complete[-N_SNAPSHOTS:]
-            oldest = min(oldest, latest[0] if len(latest) == N_SNAPSHOTS else FIRST - 1)
-            self._remove(name, sizes[name], latest[0] - 1 if latest else FIRST - 1)
-        self._remove(INPUTS, sizes[INPUTS], oldest)
-        return sum(sum(of_name.values()) for of_name in sizes.values())
+    def snapshots_of(self, name: str) -> list[int]:
+        """Return all batches with a snapshot, complete or not, the latest first."""
+        return sorted(self.tree.numbers(f"shards/{name}"), reverse=True)
 
-    def _remove(self, parent: str, sizes: dict[int, int], until: int) -> None:
-        for number in [number for number in sizes if number <= until]:
-            self.tree.remove(f"{parent}/{number:010d}")
-            del sizes[number]
-
-    def _snapshots_until(self, name: str, batch: int) -> list[int]:
-        """Return the batches with a snapshot, the latest first."""
-        return sorted((number for number in self.tree.numbers(f"shards/{name}") if number <= batch), reverse=True)
-
-    def _snapshot_names(self) -> list[str]:
-        """Return the folders of snapshots."""
+    def snapshot_names(self) -> list[str]:
+        """Return the names of all snapshots of a stream."""
         plan = self.plan()
-        names = [f"{shard:03d}" for shard in range(plan.shards)]
-        return names if plan.partitioner == BY_HASH else [*names, *(f"{name}-replicas" for name in names), ROUTER]
+        names = [*map(shard_name, range(plan.shards)), INDEX]
+        return names if plan.partitioner == BY_HASH else [*names, ROUTER]
 
     # --- output
+
+    def has_deliveries(self, batch: int, files: Iterable[str]) -> bool:
+        """Whether files of deliveries exist; they are written as a whole or not at all."""
+        return {f"{name}.parquet" for name in files} <= self.tree.names(f"deliveries/batch={batch}")
+
+    def keep_deliveries(self, batch: int, files: Iterable[str]) -> None:
+        """Remove the files of deliveries of a batch that abandoned tasks have written."""
+        key = f"deliveries/batch={batch}"
+        for name in self.tree.names(key) - {f"{name}.parquet" for name in files}:
+            self.tree.remove_file(f"{key}/{name}")
 
     def write_table(self, kind: str, batch: int, name: str, table: pa.Table) -> None:
         """Write a table of deliveries or rejected rows of a batch; the same call writes the same file."""
@@ -374,12 +398,17 @@ class Folder:
             unfinished.write_text(json.dumps({"id": query}))
 
 
-def _input(batch: int) -> str:
-    return f"{INPUTS}/{batch:010d}"
+def shard_name(shard: int) -> str:
+    """Return the name of a shard in files."""
+    return f"{shard:03d}"
+
+
+def _numbered(parent: str, number: int) -> str:
+    return f"{parent}/{number:010d}"
 
 
 def _snapshot(name: str, batch: int) -> str:
-    return f"shards/{name}/{batch:010d}"
+    return _numbered(f"shards/{name}", batch)
 
 
 def _as_json(plan: Plan) -> Settings:

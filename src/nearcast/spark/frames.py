@@ -28,13 +28,11 @@ def spark_location(tree: Tree, key: str) -> str:
     return f"{SPARK_SCHEMES.get(scheme.lower(), scheme)}://{rest}/{key}"
 
 
-def parquet_frame(spark: SparkSession, tree: Tree, key: str, schema: StructType) -> DataFrame:
-    """Return the Parquet files of a folder as a DataFrame."""
+def parquet_frame(spark: SparkSession, tree: Tree, keys: Sequence[str], schema: StructType) -> DataFrame:
+    """Return some Parquet files, at least one, as a DataFrame."""
     if isinstance(tree, LocalTree):
-        # The files contain their schema.
-        return spark.read.parquet(spark_location(tree, key))
+        return spark.read.schema(schema).parquet(*(spark_location(tree, key) for key in keys))
     # Read by tasks through pyarrow, since Spark may not reach the file system.
-    keys = [f"{key}/{name}" for name in sorted(tree.names(key)) if name.endswith(".parquet")]
     return spark.range(0, len(keys), 1, len(keys)).mapInArrow(partial(_read_tables, tree, keys), schema)
 
 

@@ -1,134 +1,212 @@
-"""The input of a batch: its valid changes and messages, their routes to shards, and the moment of the clock."""
+"""The input of a batch: tasks check its rows and write them as pieces of the log, then the driver commits their order.
+
+Messages are checked and analysed once, here. Nothing is matched yet, and no task knows of the others.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nearcast.arrays import Int64Array
-from nearcast.columns import NO_TIME
-from nearcast.errors import NearcastError, Rejection
+from nearcast.columns import NO_TIME, MessageColumns
+from nearcast.errors import NearcastError, Rejection, StorageError
+from nearcast.messages.pieces import piece_of
 from nearcast.model import MAX_SECONDS, MICROSECONDS
-from nearcast.spark import worker
 from nearcast.spark.change_order import MOVE, SUBSCRIBE, UNSUBSCRIBE
-from nearcast.spark.folder import BY_HASH, EVENT, FIRST, WATERMARK, Counts, Folder, Plan
-from nearcast.spark.router import Router, Routes
+from nearcast.spark.changes import shards_of
+from nearcast.spark.folder import CHANGES, LOG, Folder
+from nearcast.spark.plan import BY_HASH, EVENT, FIRST, WATERMARK, BatchInput, Matched, Plan, Slices
+from nearcast.spark.routes import routed_changes
+from nearcast.storage.manifest import Arrays, State
 from nearcast.tables.arrow_columns import time_column
 from nearcast.tables.delivery_tables import rejections_table
 from nearcast.tables.intake import Intake
-from nearcast.text.vocabulary import Vocabulary
 
 OPERATIONS = (SUBSCRIBE, UNSUBSCRIBE, MOVE)
 # A column with the bytes of rows that a source could not read, null for the others.
 UNREADABLE = "unreadable"
-Checked = tuple[pa.Table, list[Rejection]]
+# A task that matches has at least this many messages; with fewer, starting it costs more than it saves.
+MIN_TASK_MESSAGES = 500
+# The place of a row in its source: the time of its file, the file, and the block of the file. Rows are processed in
+# order of it; sources without files have none.
+Place = tuple[int, str, int]
+NO_PLACE: Place = (0, "", 0)
 
 
-def write_input(folder: Folder, batch: int, changes: pa.Table, messages: pa.Table, now: float | None = None) -> Counts:
-    """Check the rows of a batch, write the valid ones as its input and the others as rejected; return the counts.
+class Run(NamedTuple):
+    """Rows of a task that follow each other in a source."""
 
-    `now` is the time of the driver, for the clock "processing".
+    place: Place
+    table: pa.Table
+
+
+class PieceReport(NamedTuple):
+    """What a task has written of one kind of rows of a batch."""
+
+    part: str  # LOG or CHANGES
+    number: int  # of the piece
+    task: int
+    runs: tuple[tuple[Place, int], ...]  # the places of consecutive rows, and the row after the last of each
+    rejected: int
+    newest: int  # the latest time of a message, or of a position that counts
+    last_end: int
+
+
+class Analysed(NamedTuple):
+    """Messages that a task has checked and analysed, in order of their places."""
+
+    columns: MessageColumns
+    ids: pa.Array
+
+
+def write_messages(
+    folder: Folder, intake: Intake, batch: int, number: int, task: int, runs: Sequence[Run]
+) -> tuple[PieceReport, Analysed | None]:
+    """Check and analyse messages, and write the valid ones as a piece of the log; return them too, if there are any."""
+    runs = sorted(runs, key=lambda run: run.place)
+    rows = _readable(runs)
+    raw, bad = intake.checked(rows.table)
+    rejections = _rejections(rows, bad)
+    newest = last_end = NO_TIME
+    analysed = None
+    if len(raw.ids):
+        columns = intake.columns(raw, 0)
+        ends = intake.ends(columns.times, raw.expires)
+        newest, last_end = int(columns.times.max()), int(ends.max())
+        piece = piece_of(columns, raw.ids, ends, intake.vocabulary)
+        folder.write_part(LOG, batch, number, State({}, {"rows": piece.rows, "words": piece.words}, {}))
+        analysed = Analysed(columns, raw.ids)
+    _write_rejected(folder, batch, f"messages-{task:05d}", rejections, runs)
+    report = PieceReport(LOG, number, task, _ends(rows, raw.rows, runs), len(rejections), newest, last_end)
+    return report, analysed
+
+
+def write_changes(folder: Folder, batch: int, number: int, task: int, runs: Sequence[Run]) -> PieceReport:
+    """Check the ids and operations of changes, and write the valid ones as a piece; their shards check the rest."""
+    plan = folder.plan()
+    runs = sorted(runs, key=lambda run: run.place)
+    rows = _readable(runs)
+    table, good, bad = _checked_changes(rows.table)
+    rejections = _rejections(rows, bad)
+    newest = NO_TIME
+    if good.size:
+        table = table.append_column("home", pa.array(shards_of(table["id"].to_pylist(), plan.shards).astype(np.int16)))
+        newest = _latest_position(plan, table)
+        folder.write_part(CHANGES, batch, number, State({}, {"rows": table}, {}))
+    _write_rejected(folder, batch, f"changes-{task:05d}", rejections, runs)
+    return PieceReport(CHANGES, number, task, _ends(rows, good, runs), len(rejections), newest, NO_TIME)
+
+
+def commit_input(
+    folder: Folder,
+    batch: int,
+    reports: Sequence[PieceReport],
+    now: float | None = None,
+    *,
+    n_tasks: int = 1,
+    matched: Matched | None = None,
+) -> BatchInput:
+    """Commit the input of a batch from the reports of all tasks, and return it.
+
+    `now` is the time of the driver, for the clock "processing". The messages will be matched by `n_tasks` tasks, unless
+    the tasks that wrote them have done that and there is no change.
     """
     plan = folder.plan()
-    good_messages, bad_messages = _checked_readable(messages, partial(_checked_messages, plan))
-    good_changes, bad_changes = _checked_readable(changes, _checked_changes)
-    moment = _moment(plan, good_changes, good_messages, now)
-    router = routes = None
-    if plan.partitioner != BY_HASH:
-        rows = np.delete(np.arange(changes.num_rows), [rejection.row for rejection in bad_changes])
-        router = _router_after(folder, batch - 1)
-        good, routes, bad = _routed(folder, router, batch, good_changes, good_messages)
-        good_changes = good_changes.take(pa.array(good))
-        bad_changes = sorted([*bad_changes, *(each._replace(row=int(rows[each.row])) for each in bad)])
-    for name, table, rejections in (("messages", messages, bad_messages), ("changes", changes, bad_changes)):
-        if rejections:
-            folder.write_table("rejected", batch, name, rejected_table(rejections, table))
-    counts = Counts(
-        messages=good_messages.num_rows,
-        changes=changes.num_rows - len(bad_changes),
-        rejected=len(bad_messages) + len(bad_changes),
-        newest=_as_seconds(_latest(good_messages)),
-        moment=moment,
+    before = folder.read_input(batch - 1) if folder.has_input(batch - 1) else None
+    if before is None and batch != FIRST and folder.last_input() >= FIRST:
+        raise StorageError(f"the input of batch {batch - 1} in {folder.tree.place} is missing; batch {batch} needs it")
+    messages, changes = (
+        # A piece without valid rows was not written.
+        _in_order([report for report in reports if report.part == part and report.runs[-1][1]])
+        for part in (LOG, CHANGES)
     )
-    folder.write_input(batch, good_changes, good_messages, counts, None if routes is None else routes.arrays())
-    if router is not None:
-        _cache_router(folder, batch, router)
-    return counts
+    newest = _newest(reports, LOG)
+    moment = _moment(plan, _newest(reports, CHANGES), newest, now)
+    clock = max(NO_TIME if before is None else before.clock, NO_TIME if moment is None else moment)
+    if len(changes):
+        matched = None
+    record = BatchInput(
+        messages=messages,
+        changes=changes,
+        newest=_as_seconds(newest),
+        moment=None if moment is None else moment / MICROSECONDS,
+        clock=clock if plan.clock == WATERMARK else max(clock, newest),
+        last_end=max((report.last_end for report in reports), default=NO_TIME),
+        first_arrival=0 if before is None else before.end_arrival,
+        first_order=0 if before is None else before.end_order,
+        tasks=_divided(len(messages), n_tasks) if matched is None else (),
+        matched=matched,
+        rejected=sum(report.rejected for report in reports),
+    )
+    routes: Arrays = {}
+    if plan.partitioner != BY_HASH:
+        routes, rejections = routed_changes(folder, batch, record)
+        _write_rejected(folder, batch, "routes", rejections)
+        record = replace(record, rejected=record.rejected + len(rejections))
+    folder.write_input(batch, record, routes)
+    return record
 
 
-# --- routes
+# --- the order of rows
 
 
-def _router_after(folder: Folder, batch: int) -> Router:
-    """Return the router after a batch; it leaves the cache of this process until `_cache_router`."""
-    plan = folder.plan()
-    router, last = worker.cache.pop((folder.run(), worker.ROUTER), (None, batch + 1))
-    if router is None or last > batch or not all(map(folder.has_input, range(last + 1, batch + 1))):
-        state, last = folder.open_router(batch)
-        router = Router(plan, folder.vocabulary()) if state is None else Router.of_state(state, plan)
-    assert isinstance(router, Router)
-    for missed in range(last + 1, batch + 1):
-        arrays, tables, _ = folder.read_input(missed)
-        _, replayed, _ = _routed(folder, router, missed, tables["changes"], tables["messages"])
-        if not replayed.is_same(Routes.of_arrays(arrays)):
-            raise NearcastError(
-                f"a replay of batch {missed} of {folder.tree.place} gives other routes than its input has"
-            )
-    return router
+def _in_order(reports: Sequence[PieceReport]) -> Slices:
+    """Return the rows of pieces in order of their places in the source."""
+    parts = []
+    for place, report in enumerate(reports):
+        start = 0
+        for source_place, stop in report.runs:
+            parts.append((source_place, report.task, start, place, stop))
+            start = stop
+    merged: list[tuple[int, int, int]] = []
+    for _, _, start, place, stop in sorted(parts):
+        if merged and merged[-1][0] == place and merged[-1][2] == start:
+            merged[-1] = (place, merged[-1][1], stop)
+        else:
+            merged.append((place, start, stop))
+    return Slices(tuple(report.number for report in reports), tuple(merged))
 
 
-def _cache_router(folder: Folder, batch: int, router: Router) -> None:
-    """Cache a router that has routed a batch whose input is written; save a snapshot if one is due."""
-    if batch % folder.plan().snapshot_every == 0 or batch == FIRST:
-        folder.save_router(batch, router.state())
-    worker.cache[folder.run(), worker.ROUTER] = router, batch
-
-
-def _routed(
-    folder: Folder, router: Router, batch: int, changes: pa.Table, messages: pa.Table
-) -> tuple[Int64Array, Routes, list[Rejection]]:
-    """Route the rows of a batch; return the valid changes, the routes and the rejections."""
-    if batch > FIRST:
-        return router.changed(changes, messages)
-    sample = folder.sample()
-    if not changes.num_rows or changes["op"].unique().to_pylist() == [SUBSCRIBE]:
-        return router.begin(changes, sample)
-    router.begin(pa.table({}), sample)
-    return router.changed(changes, messages)
+def _divided(n_messages: int, n_tasks: int) -> tuple[tuple[int, int], ...]:
+    """Return the messages of each task that matches."""
+    n_tasks = max(1, min(n_tasks, n_messages // MIN_TASK_MESSAGES))
+    borders = [n_messages * task // n_tasks for task in range(n_tasks + 1)]
+    return tuple((start, stop) for start, stop in pairwise(borders) if start < stop)
 
 
 # --- checks
 
 
-def rejected_table(rejections: Sequence[Rejection], rows: pa.Table | None = None) -> pa.Table:
-    """Return rejected rows as a table; ids always as text, and `record` with the text of unreadable rows."""
-    table = rejections_table([row._replace(id=None if row.id is None else str(row.id)) for row in rejections])
-    records: list[bytes | None] = [None] * len(rejections)
-    if rows is not None and UNREADABLE in rows.schema.names:
-        records = rows[UNREADABLE].take(table["row"]).to_pylist()
-    texts = [None if record is None else record.decode(errors="backslashreplace") for record in records]
-    return table.append_column("record", pa.array(texts, pa.string()))
+class _Rows(NamedTuple):
+    """The rows of a task that a source could read, their row numbers, and the rejections of the others."""
+
+    table: pa.Table
+    numbers: Int64Array
+    unreadable: list[Rejection]
 
 
-def _checked_readable(rows: pa.Table, check: Callable[[pa.Table], Checked]) -> Checked:
-    """Return the valid rows, and the rejections of rows that are unreadable or fail the check."""
-    if UNREADABLE not in rows.schema.names:
-        return check(rows)
-    readable = np.flatnonzero(rows[UNREADABLE].is_null().to_numpy())
-    good, bad = check(rows.drop_columns(UNREADABLE).take(pa.array(readable)))
-    rejections = [rejection._replace(row=int(readable[rejection.row])) for rejection in bad]
-    for row in np.flatnonzero(rows[UNREADABLE].is_valid().to_numpy()).tolist():
-        reason = _unreadable_reason(rows[UNREADABLE][row].as_py())
-        rejections.append(Rejection(row, rows["id"][row].as_py(), reason))
-    return good, sorted(rejections, key=lambda rejection: rejection.row)
+def _readable(runs: Sequence[Run]) -> _Rows:
+    """Return the rows of all runs as one table."""
+    table = pa.concat_tables([run.table for run in runs], promote_options="default")
+    numbers = np.arange(table.num_rows)
+    if UNREADABLE not in table.schema.names:
+        return _Rows(table, numbers, [])
+    is_readable = table[UNREADABLE].is_null().to_numpy()
+    bad = np.flatnonzero(~is_readable).tolist()
+    rejections = [Rejection(row, table["id"][row].as_py(), _reason(table[UNREADABLE][row].as_py())) for row in bad]
+    numbers = numbers[is_readable]
+    return _Rows(table.drop_columns(UNREADABLE).take(pa.array(numbers)), numbers, rejections)
 
 
-def _unreadable_reason(record: bytes) -> str:
+def _reason(record: bytes) -> str:
     """Return why a record of JSON could not be read."""
     if not record:
         return "the record is empty"
@@ -141,20 +219,23 @@ def _unreadable_reason(record: bytes) -> str:
     return "a field of the record is not of the type of its column"
 
 
-def _checked_messages(plan: Plan, messages: pa.Table) -> Checked:
-    """Return the valid messages, and the rejections."""
-    if not messages.num_rows:
-        return messages, []
-    raw, rejections = Intake(plan.space, Vocabulary(), plan.window, plan.lifetime).checked(messages)
-    return messages.take(pa.array(raw.rows)) if rejections else messages, rejections
+def _rejections(rows: _Rows, bad: Sequence[Rejection]) -> list[Rejection]:
+    """Return all rejections of a task in order, by row number."""
+    found = [*rows.unreadable, *(rejection._replace(row=int(rows.numbers[rejection.row])) for rejection in bad)]
+    return sorted(found, key=lambda rejection: rejection.row)
 
 
-def _checked_changes(changes: pa.Table) -> Checked:
-    """Return the changes that have an id and a known operation; the shards check the other columns."""
-    if not changes.num_rows:
-        return changes, []
+def _ends(rows: _Rows, good: Int64Array, runs: Sequence[Run]) -> tuple[tuple[Place, int], ...]:
+    """Return for each run how many valid rows there are up to its end."""
+    borders = np.cumsum([run.table.num_rows for run in runs])
+    ends = np.searchsorted(rows.numbers[good], borders).tolist()
+    return tuple((run.place, end) for run, end in zip(runs, ends, strict=True))
+
+
+def _checked_changes(changes: pa.Table) -> tuple[pa.Table, Int64Array, list[Rejection]]:
+    """Return the changes that have an id and a known operation, their row numbers, and the rejections."""
     if "op" not in changes.schema.names:
-        changes = changes.append_column("op", pa.array([SUBSCRIBE] * changes.num_rows))
+        changes = changes.append_column("op", pa.array([SUBSCRIBE] * changes.num_rows, pa.string()))
     problems = {
         "id is missing": pc.is_null(changes["id"]),
         f"op must be one of {', '.join(OPERATIONS)}": pc.invert(pc.is_in(changes["op"], pa.array(OPERATIONS))),
@@ -165,29 +246,48 @@ def _checked_changes(changes: pa.Table) -> Checked:
         for row in np.flatnonzero(is_bad.to_numpy() & is_good).tolist():
             is_good[row] = False
             rejections.append(Rejection(row, changes["id"][row].as_py(), reason))
-    return changes.filter(pa.array(is_good)), rejections
+    return changes.filter(pa.array(is_good)), np.flatnonzero(is_good), rejections
+
+
+def rejected_table(rejections: Sequence[Rejection], runs: Sequence[Run] = ()) -> pa.Table:
+    """Return rejected rows as a table; ids always as text, and `record` with the text of unreadable rows."""
+    table = rejections_table([row._replace(id=None if row.id is None else str(row.id)) for row in rejections])
+    records: list[bytes | None] = [None] * len(rejections)
+    if any(UNREADABLE in run.table.schema.names for run in runs):
+        whole = pa.concat_tables([run.table.select([UNREADABLE]) for run in runs])
+        records = whole[UNREADABLE].take(table["row"]).to_pylist()
+    texts = [None if record is None else record.decode(errors="backslashreplace") for record in records]
+    return table.append_column("record", pa.array(texts, pa.string()))
+
+
+def _write_rejected(
+    folder: Folder, batch: int, name: str, rejections: Sequence[Rejection], runs: Sequence[Run] = ()
+) -> None:
+    if rejections:
+        folder.write_table("rejected", batch, name, rejected_table(rejections, runs))
 
 
 # --- the clock
 
 
-def _moment(plan: Plan, changes: pa.Table, messages: pa.Table, now: float | None) -> float | None:
+def _moment(plan: Plan, position: int, message: int, now: float | None) -> int | None:
     """Return the time to which the clock advances before the changes of a batch, None if it does not advance.
 
     It is the same for all shards, and for every repetition of the batch, since it is written to the input. By event
-    time messages advance the clock themselves, when they are published.
+    time messages advance the clock themselves, after the changes. `position` and `message` are the latest times.
     """
     if not plan.has_time:
         return None
-    latest = _latest_position(plan, changes)
-    if plan.clock == EVENT:
-        return _as_seconds(latest)
-    latest = max(latest, _latest(messages))
-    if plan.clock == WATERMARK:
-        return None if latest == NO_TIME else max(-MAX_SECONDS, latest / MICROSECONDS - plan.delay)
-    if now is None:
-        raise NearcastError(f"now is missing; the clock of this pipeline is {plan.clock}")
-    return _as_seconds(max(latest, round(now * MICROSECONDS)))
+    latest = position
+    if plan.clock != EVENT:
+        latest = max(latest, message)
+    if plan.clock == WATERMARK and latest != NO_TIME:
+        latest = max(round(-MAX_SECONDS * MICROSECONDS), latest - round(plan.delay * MICROSECONDS))
+    if plan.clock not in (EVENT, WATERMARK):
+        if now is None:
+            raise NearcastError(f"now is missing; the clock of this pipeline is {plan.clock}")
+        latest = max(latest, round(now * MICROSECONDS))
+    return None if latest == NO_TIME else latest
 
 
 def _latest_position(plan: Plan, changes: pa.Table) -> int:
@@ -195,18 +295,18 @@ def _latest_position(plan: Plan, changes: pa.Table) -> int:
 
     The subscriptions of the positions do not matter: only one shard knows each, and the time is the same for all.
     """
-    if not changes.num_rows or "ts" not in changes.schema.names:
+    if "ts" not in changes.schema.names:
         return NO_TIME
     counts = pc.equal(changes["op"], MOVE)
     if plan.fence is not None and plan.fence.accuracy is not None and "accuracy" in changes.schema.names:
         is_wrong = pc.greater(changes["accuracy"], plan.fence.accuracy)
         counts = pc.and_(counts, pc.invert(pc.fill_null(is_wrong, False)))
-    return _latest(changes.filter(counts))
+    times: Int64Array = time_column(changes.filter(counts), "ts")[0]
+    return int(times.max(initial=NO_TIME))
 
 
-def _latest(rows: pa.Table) -> int:
-    """Return the latest time of rows in microseconds, NO_TIME if none has one."""
-    return int(time_column(rows, "ts")[0].max(initial=NO_TIME))
+def _newest(reports: Sequence[PieceReport], part: str) -> int:
+    return max((report.newest for report in reports if report.part == part), default=NO_TIME)
 
 
 def _as_seconds(moment: int) -> float | None:

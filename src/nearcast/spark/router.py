@@ -20,7 +20,8 @@ from nearcast.partition.protocol import Partitioner, Placement, no_placement, st
 from nearcast.partition.registry import PARTITIONERS, opened
 from nearcast.partition.statistics import Statistics
 from nearcast.spark.change_order import MOVE, SUBSCRIBE, UNSUBSCRIBE, runs
-from nearcast.spark.folder import POPULATION, Plan
+from nearcast.spark.folder import POPULATION
+from nearcast.spark.plan import Plan
 from nearcast.storage.manifest import Arrays, State, part_of
 from nearcast.tables.compile import compiled, compiled_table, last_of_each
 from nearcast.tables.intake import Intake
@@ -78,10 +79,11 @@ class Router:
     """Assigns subscriptions to shards as they are added and removed, and routes messages.
 
     A moving subscription stays in the same shards, with its results; these shards receive more messages from then on.
+    Without replicas a subscription is in the lowest of the shards that the partitioner chooses.
     """
 
-    def __init__(self, plan: Plan, vocabulary: Vocabulary):
-        self.plan, self.vocabulary, self.n_shards = plan, vocabulary, plan.shards
+    def __init__(self, plan: Plan, vocabulary: Vocabulary, *, has_replicas: bool = True):
+        self.plan, self.vocabulary, self.n_shards, self.has_replicas = plan, vocabulary, plan.shards, has_replicas
         self.partitioner: Partitioner | None = None
         self._intake = Intake(plan.space, vocabulary, plan.window)
         self._chunks: list[_Chunk] = []
@@ -187,7 +189,7 @@ class Router:
         rows = np.array([row for row, key in enumerate(ids) if key in self._places], np.int64)
         known = [ids[row] for row in rows.tolist()]
         before = self._rows_of(known)
-        applies[rows] = before.placement.stored(self.n_shards)
+        applies[rows] = self._shards_of(before.placement)
         fence = self.plan.fence
         found, rejections = positions(
             _Registered(self.plan.space, before.columns, {key: slot for slot, key in enumerate(known)}),
@@ -214,7 +216,7 @@ class Router:
             return compiled([], self.vocabulary, 0), np.zeros(0, np.int64), []
         has_window = self.plan.window is not None
         space = self.plan.space
-        columns, good, rejections = compiled_table(subscriptions, self.vocabulary, space, has_window=has_window)
+        columns, good, _, rejections = compiled_table(subscriptions, self.vocabulary, space, has_window=has_window)
         return self._numbered(columns), good, rejections
 
     def _numbered(self, columns: SubscriptionColumns) -> SubscriptionColumns:
@@ -241,10 +243,17 @@ class Router:
 
     # --- stored subscriptions
 
+    def _shards_of(self, placement: Placement) -> BoolArray:
+        """Return the shards of each subscription."""
+        stored = placement.stored(self.n_shards)
+        if not self.has_replicas:
+            stored[:, 1:] &= ~np.logical_or.accumulate(stored, axis=1)[:, :-1]
+        return stored
+
     def _placed(self, ids: Sequence[Id], columns: SubscriptionColumns, placement: Placement) -> BoolArray:
         """Store the placement of subscriptions, and return it as a matrix."""
         self._store(ids, columns, placement)
-        return placement.stored(self.n_shards)
+        return self._shards_of(placement)
 
     def _store(self, ids: Sequence[Id], columns: SubscriptionColumns, placement: Placement) -> None:
         if len(self._chunks) == MAX_CHUNKS:
@@ -280,7 +289,7 @@ class Router:
         for number, pairs in rows_of_chunk.items():
             places, rows = np.array(pairs).T
             placement = self._chunks[number].placement.taken(rows)
-            stored[places] = placement.stored(self.n_shards)
+            stored[places] = self._shards_of(placement)
             assert self.partitioner is not None
             self.partitioner.remove(placement)
         return stored
@@ -311,10 +320,10 @@ class Router:
         return State(arrays, tables, description)
 
     @classmethod
-    def of_state(cls, state: State, plan: Plan) -> Router:
+    def of_state(cls, state: State, plan: Plan, *, has_replicas: bool = True) -> Router:
         """Return the router whose state was saved."""
         try:
-            router = cls(plan, Vocabulary.of_table(state.tables["vocabulary"]))
+            router = cls(plan, Vocabulary.of_table(state.tables["vocabulary"]), has_replicas=has_replicas)
             router.partitioner = opened(state.description["partitioner"], part_of(state.arrays, "partitioner_"))
             columns = SubscriptionColumns(**part_of(state.arrays, "subscription_"))
             router._chunks = [_Chunk(columns, Placement(**part_of(state.arrays, "placement_")))]

@@ -1,98 +1,370 @@
-"""A shard of a pipeline: a broker that replays the inputs of batches and writes its deliveries."""
+"""A feed shard: the subscriptions that a hash or a partitioner assigns to it, their results and delayed changes.
+
+A batch has two steps in a shard. Changes: the shard registers, moves and removes its subscriptions. Messages: it
+inserts the pairs that tasks have found for its feeds into their buffers. It never sees a text; results are evaluated
+over the log that all shards of a process share. A shard after a step is a pure function of the log up to it.
+"""
 
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from nearcast.arrays import BoolArray, Int64Array
+from nearcast.arrays import Float64Array, Int64Array
+from nearcast.columns import MessageColumns, empty_messages
 from nearcast.engine.broker import Broker
-from nearcast.engine.state import ID_TYPES
-from nearcast.errors import Rejection
-from nearcast.model import Id, TimeWindow
+from nearcast.engine.outbox import as_table, outcome_of
+from nearcast.engine.parts import Parts, SharedMessages, composed
+from nearcast.engine.settings import checked_settings
+from nearcast.engine.state import ID_TYPES, restore, state_of
+from nearcast.errors import Rejection, StorageError
+from nearcast.index.matching import Matches
+from nearcast.model import MICROSECONDS, Id
 from nearcast.spark import worker
-from nearcast.spark.change_order import MOVE, SUBSCRIBE, UNSUBSCRIBE, runs
-from nearcast.spark.folder import BY_HASH, FIRST, Counts, Folder, Plan
+from nearcast.spark.change_order import MOVE, SUBSCRIBE, runs
+from nearcast.spark.changes import Changes
+from nearcast.spark.folder import Folder, shard_name
 from nearcast.spark.inputs import rejected_table
-from nearcast.spark.replicas import Replicas
-from nearcast.spark.router import Routes
+from nearcast.spark.node import Node, ShardActive, opened_node
+from nearcast.spark.plan import CHANGES_STEP, FIRST, MESSAGES_STEP, WATERMARK, BatchInput, Plan, step_of
+from nearcast.spark.replicas import KINDS_WITH_RESULTS
+from nearcast.spark.words import renumbered_words, with_words
+from nearcast.storage.manifest import State
+from nearcast.tables.compile import compiled_table
 from nearcast.tables.delivery_tables import deliveries_table
 
-# Replay messages in chunks of at most this many.
-MAX_REPLAY_CHUNK = 200_000
-# A snapshot is due after about this many messages, in however few batches; a restart replays about 60,000 a second.
+# A snapshot is due after about this many messages, in however few batches.
 MAX_SINCE_SNAPSHOT = 250_000
-
-
-class Shard(NamedTuple):
-    """A broker with some of the subscriptions, and their replicas in other shards."""
-
-    number: int
-    broker: Broker
-    replicas: Replicas
-    n_since_snapshot: int = 0  # messages received since its last snapshot
+# Snapshots of what has not changed are due less often by this factor.
+IDLE_FACTOR = 10
 
 
 class Report(NamedTuple):
-    """The counts and times of a shard in a batch."""
+    """The counts and times of a step of a shard."""
 
     shard: int
     subscriptions: int
-    messages: int
+    feeds: int
+    is_changed: bool  # since its last snapshot
     deliveries: int
+    file: str | None  # the name of the file of deliveries, None if there are none
     rejected: int
     seconds: float
-    publish_seconds: float
-    replayed: int  # batches
+    cpu_seconds: float
+    replayed: int  # steps
     worker_bytes: int
-
-    def idle(self) -> Report:
-        """Return the report of a batch in which the shard is not run."""
-        return self._replace(messages=0, deliveries=0, rejected=0, seconds=0.0, publish_seconds=0.0, replayed=0)
+    floors: tuple[Int64Array, Float64Array]  # by registration number, those that have changed
 
 
-def run_shard(folder: Folder, number: int, batch: int) -> Report:
-    """Run a batch in a shard and write its deliveries; return its counts and times."""
+class Shard:
+    """A broker with some of the subscriptions, over messages that others append."""
+
+    def __init__(self, node: Node, number: int):
+        plan = node.plan
+        self.number, self._node, self.plan = number, node, plan
+        settings = checked_settings(
+            plan.space, node.vocabulary, plan.window, plan.lifetime, plan.fence, "exhaustive", "cskyband", 1
+        )
+        # The clock of the parts is known once they are composed.
+        self._active = ShardActive(node)
+        active = None if plan.lifetime is None else self._active
+        self.parts: Parts = composed(settings, SharedMessages(None if plan.window is None else node.log, active))
+        self._active.clock = self.parts.clock
+        self.parts.clock.follows_rows = plan.clock != WATERMARK
+        self.parts.intake.id_type = ID_TYPES[plan.message_id]
+        self.parts.tally.subscription_id_type = ID_TYPES[plan.subscription_id]
+        self.parts.feeds.floors.track()
+        self.broker = Broker.of_parts(self.parts)
+        self.step = step_of(FIRST, CHANGES_STEP) - 1
+        """The last step that was made."""
+        self.n_since_snapshot = 0
+        """The messages since the last snapshot."""
+        self.is_changed = False
+        """Whether there is anything to save since the last snapshot."""
+
+    def __len__(self) -> int:
+        """Return the number of subscriptions."""
+        return len(self.parts.store)
+
+    @property
+    def n_feeds(self) -> int:
+        """How many of them are top-k or nearest ones."""
+        return self.parts.feeds.n_feeds
+
+    # --- the two steps
+
+    def change(self, batch: int) -> tuple[list[pa.Table], list[Rejection]]:
+        """Advance the clock and apply the changes of a batch; return the deliveries and the rejected changes."""
+        record = self._node.input(batch)
+        self.step = step_of(batch, CHANGES_STEP)
+        deliveries: list[pa.Table] = []
+        rejected: list[Rejection] = []
+        if not len(record.changes):
+            return deliveries, rejected
+        changes, operations = self._node.changes(batch).of_shard(self.number)
+        self._active.batch = batch
+        self._see(batch - 1, has_new_feeds=bool({*KINDS_WITH_RESULTS} & {*_kinds(changes.table)}))
+        moment = record.moment
+        ids = changes.table["id"].to_pylist() if operations else []
+        for operation, rows in runs(ids, operations):
+            if not rows:
+                # Nothing moves while the clock advances.
+                if moment is not None:
+                    deliveries.append(self.broker.advance_table(moment))
+                continue
+            self.is_changed = True
+            some = changes.taken(np.array(rows))
+            if operation == SUBSCRIBE:
+                found, bad = self._register(some)
+            elif operation == MOVE:
+                found, rejections = self.broker.move(some.table.drop_columns("op"), ts=moment, on_error="skip")
+                moment = None
+                bad = [Rejection(**row) for row in rejections.to_pylist()]
+            else:
+                bad = self._remove(some.table["id"].to_pylist())
+                found = None
+            if found is not None:
+                deliveries.append(found)
+            rejected += bad
+        return deliveries, rejected
+
+    def take_in(self, batch: int) -> list[pa.Table]:
+        """Take the messages of a batch into the feeds; return the deliveries."""
+        record, parts = self._node.input(batch), self.parts
+        self.step = step_of(batch, MESSAGES_STEP)
+        self.n_since_snapshot += len(record.messages)
+        deliveries: list[pa.Table] = []
+        fallen = np.zeros(0, np.int64)
+        self._see(batch - 1)
+        if record.moment is not None and not len(record.changes):
+            parts.clock.advance(round(record.moment * MICROSECONDS))
+            if parts.feeds.expire():
+                # The pairs of this batch were found with the floors before.
+                fallen = parts.feeds.evaluated_slots()
+                deliveries.append(as_table(parts, outcome_of(parts.feeds.finish())))
+                self.is_changed = True
+        parts.clock.advance(record.clock)
+        if parts.feeds and len(record.messages):
+            self.is_changed = True
+            self._see(batch)
+            parts.feeds.insert_late(*self._matches(batch, record), fallen)
+            deliveries.append(as_table(parts, outcome_of(parts.feeds.finish())))
+        return deliveries
+
+    def _see(self, batch: int, *, has_new_feeds: bool = False) -> None:
+        """Let the window have the messages up to a batch, if there are feeds."""
+        window = self.parts.window
+        if window is None or batch < FIRST or not (self.parts.feeds or has_new_feeds):
+            return
+        self._node.load_log(batch)
+        window.extend(self._node.input(batch).end_arrival)
+
+    def _register(self, some: Changes) -> tuple[pa.Table, list[Rejection]]:
+        parts, plan = self.parts, self.plan
+        columns, rows, polygons, rejections = compiled_table(
+            some.table.drop_columns("op"), parts.store.vocabulary, plan.space, has_window=plan.window is not None
+        )
+        ids = some.table["id"].take(pa.array(rows)).to_pylist()
+        registration = self.broker._engine.registration
+        added = registration.add_compiled(
+            ids,
+            columns._replace(orders=some.orders[rows]),
+            polygons,
+            parts.tally.subscription_id_type,
+            answer=False,
+        )
+        return as_table(parts, outcome_of(added)), rejections
+
+    def _remove(self, ids: list[Id]) -> list[Rejection]:
+        unknown = [key for key in ids if key not in self.broker]
+        self.broker.unsubscribe([key for key in ids if key in self.broker])
+        return [Rejection(0, key, "no subscription has this id") for key in unknown]
+
+    def _matches(self, batch: int, record: BatchInput) -> tuple[Matches, MessageColumns, list[Id]]:
+        """Return the matches of the feeds of this shard, and their messages as far as feeds need them."""
+        pairs = self._node.pairs(batch, self.number)
+        slots = np.array(self.parts.store.slots_of_orders(pairs["order"]), np.int64)
+        arrivals = record.first_arrival + pairs["row"].astype(np.int64)
+        rows = np.arange(pairs.size)
+        ids: list[Id] = []
+        if self.parts.window is None:
+            # Without a window the feeds store the ids of their messages.
+            arrivals, rows = np.unique(arrivals, return_inverse=True)
+            ids = self._node.ids(batch).take(pa.array(arrivals - record.first_arrival)).to_pylist()
+        found = Matches(rows, slots, pairs["score"].copy(), None)
+        return found, empty_messages()._replace(arrivals=arrivals), ids
+
+    # --- following the log
+
+    def follow(self, step: int) -> int:
+        """Make the steps up to one, without writing anything; return their number."""
+        first = self.step + 1
+        for missed in range(first, step + 1):
+            batch = missed // 2
+            if missed == step_of(batch, CHANGES_STEP):
+                self.change(batch)
+            else:
+                self.take_in(batch)
+        return step + 1 - first
+
+    # --- saving
+
+    def state(self) -> State:
+        """Return the state to save after the messages of a batch."""
+        return with_words(state_of(self.parts), self.parts.store.vocabulary)
+
+    @classmethod
+    def of_state(cls, node: Node, number: int, state: State, batch: int) -> Shard:
+        """Return the shard whose state was saved after a batch."""
+        shard = cls(node, number)
+        shard.step = step_of(batch, MESSAGES_STEP)
+        try:
+            state = renumbered_words(state, node.vocabulary)
+            shard.parts.clock.now = state.description["now"]
+            shard._see(batch, has_new_feeds=bool(state.arrays["subscription_ks"].any()))
+            restore(shard.parts, state)
+        except (KeyError, TypeError) as error:
+            raise StorageError(f"there is no complete shard: {error!r}") from error
+        shard.parts.intake.id_type = ID_TYPES[node.plan.message_id]
+        shard.parts.tally.subscription_id_type = ID_TYPES[node.plan.subscription_id]
+        return shard
+
+
+def _kinds(changes: pa.Table) -> list[str | None]:
+    """Return the kinds of the subscriptions that are registered."""
+    kinds: list[str | None] = changes["kind"].unique().to_pylist() if "kind" in changes.schema.names else []
+    return kinds
+
+
+# --- tasks
+
+
+def run_changes(folder: Folder, number: int, batch: int) -> Report:
+    """Apply the changes of a batch in a shard and write its deliveries; return its report."""
+    step = step_of(batch, CHANGES_STEP)
+    with _opened_shard(folder, number, step) as work:
+        found, rejected = work.shard.change(batch)
+        if rejected:
+            folder.write_table("rejected", batch, f"changes-shard-{number:03d}", rejected_table(rejected))
+        work.write(batch, "changes", found)
+        work.n_rejected = len(rejected)
+    return work.report()
+
+
+def run_feeds(folder: Folder, number: int, batch: int) -> Report:
+    """Take the messages of a batch into the feeds of a shard and write its deliveries; return its report.
+
+    A snapshot is written if one is due.
+    """
+    step = step_of(batch, MESSAGES_STEP)
+    with _opened_shard(folder, number, step) as work:
+        shard = work.shard
+        work.write(batch, "feeds", shard.take_in(batch))
+        if is_snapshot_due(shard.plan, number, batch, is_changed=shard.is_changed) or _is_overdue(shard):
+            folder.save_snapshot(shard_name(number), batch, shard.state())
+            shard.n_since_snapshot, shard.is_changed = 0, False
+    return work.report()
+
+
+class _Work:
+    """The work of a task with a shard."""
+
+    shard: Shard
+
+    def __init__(self, folder: Folder):
+        self._folder = folder
+        self.n_rejected = self._n_deliveries = self._n_replayed = 0
+        self._file: str | None = None
+        self._started, self._cpu_started = time.perf_counter(), time.process_time()
+
+    def begin(self, shard: Shard, step: int) -> None:
+        """Bring the shard to where it was before a step."""
+        self.shard, self._n_replayed = shard, shard.follow(step - 1)
+        # Only those of the step itself are reported.
+        shard.parts.feeds.floors.take_changed()
+
+    def write(self, batch: int, name: str, found: Iterable[pa.Table]) -> None:
+        """Write the deliveries of a step, if there are any."""
+        tables = [table for table in found if table.num_rows]
+        if tables:
+            self._file = f"{name}-{self.shard.number:03d}"
+            deliveries = pa.concat_tables([no_deliveries(self._folder.plan()), *tables])
+            self._folder.write_table("deliveries", batch, self._file, deliveries)
+            self._n_deliveries = deliveries.num_rows
+
+    def report(self) -> Report:
+        """Return the report of the task, which ends now."""
+        return Report(
+            shard=self.shard.number,
+            subscriptions=len(self.shard),
+            feeds=self.shard.n_feeds,
+            is_changed=self.shard.is_changed,
+            deliveries=self._n_deliveries,
+            file=self._file,
+            rejected=self.n_rejected,
+            seconds=time.perf_counter() - self._started,
+            cpu_seconds=time.process_time() - self._cpu_started,
+            replayed=self._n_replayed,
+            worker_bytes=worker.peak_bytes(),
+            floors=self.shard.parts.feeds.floors.take_changed(),
+        )
+
+
+@contextmanager
+def _opened_shard(folder: Folder, number: int, step: int) -> Iterator[_Work]:
+    """Yield a shard as it is before a step; it is cached afterwards, unless the work with it fails."""
     worker.freeze_once()
-    started = time.perf_counter()
-    key = (folder.run(), number)
-    shard, last = _replayed(folder, number, batch - 1, worker.cache.pop(key, None))
-    shard_input = _shard_input(folder, shard, batch)
-    found, rejected = _apply_changes(shard, shard_input)
-    publishing = time.perf_counter()
-    messages = shard_input.messages
-    if messages.num_rows:
-        published = shard.broker.publish_batch(messages)
-        found.append(shard.replicas.deduplicated(published, shard_input.message_ids, shard_input.receives))
-    publish_seconds = time.perf_counter() - publishing
-    plan = folder.plan()
-    shard = shard._replace(n_since_snapshot=shard.n_since_snapshot + messages.num_rows)
-    deliveries = _concatenated(found, plan)
-    folder.write_table("deliveries", batch, f"{number:03d}", deliveries)
-    if rejected:
-        folder.write_table("rejected", batch, f"changes-{number:03d}", rejected_table(rejected))
-    if is_snapshot_due(plan, batch, [number]) or _is_overdue(shard, plan):
-        replicas = None if plan.partitioner == BY_HASH else shard.replicas.state()
-        folder.save_shard(number, batch, shard.broker, replicas)
-        shard = shard._replace(n_since_snapshot=0)
-    worker.cache[key] = shard, batch
-    seconds = time.perf_counter() - started
-    return Report(
-        shard=number,
-        subscriptions=len(shard.broker) - len(shard.replicas),
-        messages=messages.num_rows,
-        deliveries=deliveries.num_rows,
-        rejected=len(rejected),
-        seconds=seconds,
-        publish_seconds=publish_seconds,
-        replayed=batch - 1 - last,
-        worker_bytes=worker.peak_bytes(),
-    )
+    work = _Work(folder)
+    with opened_node(folder, step) as node:
+        cached = node.shards.pop(number, None)
+        is_cached = cached is not None and _can_follow(folder, cached, step)
+        shard = cached if cached is not None and is_cached else _opened(node, number, step)
+        work.begin(shard, step)
+        yield work
+        node.shards[number] = shard
+        if not is_cached:
+            worker.freeze()
+
+
+def _can_follow(folder: Folder, shard: Shard, step: int) -> bool:
+    """Whether a cached shard can follow the log to a step, and no snapshot is nearer to it."""
+    if shard.step >= step:
+        return False
+    if shard.step == step - 1:
+        return True
+    return max(folder.snapshots_until(shard_name(shard.number), (step - 2) // 2), default=FIRST) <= shard.step // 2
+
+
+def _opened(node: Node, number: int, step: int) -> Shard:
+    """Return the shard of the latest intact snapshot before a step; a new one if there is none."""
+    # The snapshot of a batch is taken after its messages.
+    for state, batch in node.folder.snapshots(shard_name(number), (step - 2) // 2):
+        node.open_log(batch)
+        try:
+            return Shard.of_state(node, number, state, batch)
+        except StorageError:
+            # Damaged; an earlier one and the log give the same shard.
+            continue
+    node.open_log(FIRST)
+    return Shard(node, number)
+
+
+def is_snapshot_due(plan: Plan, number: int, batch: int, *, is_changed: bool) -> bool:
+    """Whether a snapshot of a shard is due after a batch; more rarely if it has not changed since the last one."""
+    # Different snapshots are due at different batches, so that no batch waits for all.
+    every = plan.snapshot_every * (1 if is_changed else IDLE_FACTOR)
+    return batch == FIRST or (batch + number) % every == 0
+
+
+def _is_overdue(shard: Shard) -> bool:
+    """Whether the messages since the last snapshot would take too long to replay."""
+    most = MAX_SINCE_SNAPSHOT * (1 + shard.number / shard.plan.shards)
+    return shard.n_since_snapshot > most and shard.n_feeds > 0
 
 
 def claimed_shard(folder: Folder, claims: str | None, task: int) -> int:
@@ -108,167 +380,21 @@ def claimed_shard(folder: Folder, claims: str | None, task: int) -> int:
     for shard, owner in sorted(owners.items()):
         if owner == str(task).encode():
             return shard
-    run = folder.run()
-    cached = {number: last for (key, number), (_, last) in worker.cache.items() if key == run}
-    for shard in sorted(range(folder.plan().shards), key=lambda number: -cached.get(number, FIRST - 1)):
+    node = worker.cache.get((folder.run(), worker.NODE))
+    cached = {} if node is None else {number: shard.step for number, shard in node.shards.items()}
+    before_all = step_of(FIRST, CHANGES_STEP) - 1
+    for shard in sorted(range(folder.plan().shards), key=lambda number: -cached.get(number, before_all)):
         if shard not in owners and folder.tree.claim(f"{claims}/{shard}", str(task)):
             return shard
     return task
 
 
-def is_idle(plan: Plan, batch: int, counts: Counts) -> bool:
-    """Whether a batch needs no shard: it has no rows, no result expires, and no snapshot is due.
-
-    Active messages that expire by its moment are evicted when the batch is replayed before the next one.
-    """
-    has_expiry = counts.get("moment") is not None and isinstance(plan.window, TimeWindow)
-    return not (counts["messages"] or counts["changes"] or has_expiry or is_snapshot_due(plan, batch))
-
-
-def is_snapshot_due(plan: Plan, batch: int, numbers: Iterable[int] | None = None) -> bool:
-    """Whether a snapshot of any of these shards is due after a batch."""
-    # Snapshots of different shards are due at different batches, so no batch waits for all of them.
-    numbers = range(plan.shards) if numbers is None else numbers
-    return batch == FIRST or any((batch + number) % plan.snapshot_every == 0 for number in numbers)
-
-
-def _is_overdue(shard: Shard, plan: Plan) -> bool:
-    """Whether the messages since the last snapshot would take too long to replay."""
-    most = MAX_SINCE_SNAPSHOT * (1 + shard.number / plan.shards)
-    return shard.n_since_snapshot > most and _needs_old_messages(shard.broker)
-
-
 def shard_after(folder: Folder, number: int, batch: int) -> Broker:
     """Return the broker of a shard after a batch, to query results and explanations."""
-    return _replayed(folder, number, batch, None)[0].broker
-
-
-def _replayed(folder: Folder, number: int, batch: int, cached: tuple[object, int] | None) -> tuple[Shard, int]:
-    """Return a shard after a batch, and the batch of the cached shard or snapshot that it was replayed from."""
-    shard, last = cached or (None, batch + 1)
-    if shard is None or last > batch or not all(map(folder.has_input, range(last + 1, batch + 1))):
-        broker, replicas, last = folder.open_shard(number, batch)
-        n_shards = folder.plan().shards
-        opened = Replicas(n_shards) if replicas is None else Replicas.of_state(replicas, n_shards)
-        shard = Shard(number, broker, opened)
-    assert isinstance(shard, Shard)
-    pending: list[pa.Table] = []
-    for missed in range(last + 1, batch + 1):
-        shard_input = _shard_input(folder, shard, missed)
-        if shard_input.changes.num_rows:
-            _replay_messages(shard, pending)
-        _apply_changes(shard, shard_input)
-        if pending and shard_input.messages.schema != pending[0].schema:
-            _replay_messages(shard, pending)
-        pending.append(shard_input.messages)
-        shard = shard._replace(n_since_snapshot=shard.n_since_snapshot + shard_input.messages.num_rows)
-        if sum(table.num_rows for table in pending) > MAX_REPLAY_CHUNK:
-            _replay_messages(shard, pending)
-    _replay_messages(shard, pending)
-    return shard, last
-
-
-def _replay_messages(shard: Shard, pending: list[pa.Table]) -> None:
-    """Replay the pending messages at once; the final results are those of the messages one by one."""
-    if any(table.num_rows for table in pending) and _needs_old_messages(shard.broker):
-        shard.broker.catch_up(pa.concat_tables(pending))
-    pending.clear()
-
-
-def _needs_old_messages(broker: Broker) -> bool:
-    """Whether later subscriptions or moves may need old messages; if not, messages need no replay."""
-    # Without a window only nearest subscriptions and moves depend on old messages.
-    return broker.window is not None or broker.lifetime is not None or broker.stats().by_kind["nearest"] > 0
-
-
-class ShardInput(NamedTuple):
-    """The part of a batch that concerns a shard."""
-
-    moment: float | None  # the time to which the clock advances, in all shards
-    changes: pa.Table
-    operations: list[str]  # for each change what the shard does
-    stores: BoolArray  # the shards that store the subscription after each change
-    message_ids: pa.ChunkedArray | None  # of the messages of all shards
-    receives: BoolArray | None  # the shards that receive each of them, None if all do
-    messages: pa.Table  # those that the shard receives
-
-
-def _shard_input(folder: Folder, shard: Shard, batch: int) -> ShardInput:
-    """Return the part of the input of a batch that concerns a shard."""
-    arrays, tables, counts = folder.read_input(batch)
-    routes = Routes.of_arrays(arrays) if arrays else None
-    messages = tables["messages"]
-    receives = routes.receives if routes is not None and len(routes.receives) else None
-    return ShardInput(
-        counts.get("moment"),
-        *_shard_changes(tables["changes"], routes, shard.number, folder.plan().shards),
-        messages["id"] if messages.num_rows else None,
-        receives,
-        messages if receives is None else messages.filter(pa.array(receives[:, shard.number])),
-    )
-
-
-def _apply_changes(shard: Shard, shard_input: ShardInput) -> tuple[list[pa.Table], list[Rejection]]:
-    """Advance the clock and apply the changes of a shard; return the deliveries and the rejected changes."""
-    broker, replicas = shard.broker, shard.replicas
-    deliveries: list[pa.Table] = []
-    rejected: list[Rejection] = []
-    moment = shard_input.moment
-    all_ids = shard_input.changes["id"].to_pylist() if shard_input.changes.num_rows else []
-    for operation, rows in runs(all_ids, shard_input.operations):
-        if not rows:
-            # Nothing moves while the clock advances.
-            if moment is not None:
-                deliveries.append(replicas.deduplicated(broker.advance_table(moment)))
-            continue
-        changes, ids = shard_input.changes.take(pa.array(rows)), [all_ids[row] for row in rows]
-        if operation == SUBSCRIBE:
-            found, bad = broker.subscribe(changes.drop_columns("op"), on_error="skip")
-            replicas.add(shard.number, ids, changes["kind"].to_pylist(), shard_input.stores[rows])
-            deliveries.append(replicas.deduplicated(found))
-            rejected += [Rejection(**row) for row in bad.to_pylist()]
-        elif operation == MOVE:
-            found, bad = broker.move(changes.drop_columns("op"), ts=moment, on_error="skip")
-            moment = None
-            deliveries.append(replicas.deduplicated(found))
-            rejected += [Rejection(**row) for row in bad.to_pylist()]
-        else:
-            unknown = [subscription_id for subscription_id in ids if subscription_id not in broker]
-            broker.unsubscribe([subscription_id for subscription_id in ids if subscription_id in broker])
-            replicas.remove(ids)
-            rejected += [Rejection(0, unknown_id, "no subscription has this id") for unknown_id in unknown]
-    return deliveries, rejected
-
-
-def _shard_changes(
-    changes: pa.Table, routes: Routes | None, shard: int, shards: int
-) -> tuple[pa.Table, list[str], BoolArray]:
-    """Return the changes of a shard, the operation for each, and the shards that store its subscription then."""
-    if not changes.num_rows:
-        return changes, [], np.zeros((0, shards), bool)
-    if routes is None:
-        rows = np.flatnonzero(shards_of(changes["id"].to_pylist(), shards) == shard)
-        changes = changes.take(pa.array(rows))
-        return changes, changes["op"].to_pylist(), np.zeros((rows.size, shards), bool)
-    rows = np.flatnonzero(routes.applies[:, shard])
-    changes, stores = changes.take(pa.array(rows)), routes.stores[rows]
-    # The replacement of a subscription may be stored in other shards.
-    operations = [
-        UNSUBSCRIBE if operation == SUBSCRIBE and not is_stored else operation
-        for operation, is_stored in zip(changes["op"].to_pylist(), stores[:, shard].tolist(), strict=True)
-    ]
-    return changes, operations, stores
-
-
-def shards_of(ids: Sequence[Id], shards: int) -> Int64Array:
-    """Return the shard of each subscription, by a hash of its id."""
-    return np.fromiter((zlib.crc32(str(value).encode()) % shards for value in ids), np.int64, len(ids))
-
-
-def _concatenated(tables: list[pa.Table], plan: Plan) -> pa.Table:
-    """Return deliveries in one table, with the same types in every shard and batch."""
-    empty = no_deliveries(plan)
-    return pa.concat_tables([empty, *(table.cast(empty.schema) for table in tables if table.num_rows)])
+    step = step_of(batch, MESSAGES_STEP)
+    shard = _opened(Node(folder, step), number, step + 1)
+    shard.follow(step)
+    return shard.broker
 
 
 def no_deliveries(plan: Plan) -> pa.Table:

@@ -1,25 +1,31 @@
-"""The state of a worker process between tasks: its cache of shards and routers, and its memory."""
+"""The state of a worker process between tasks: its caches and its memory."""
 
 from __future__ import annotations
 
 import gc
 import resource
 import sys
+from typing import Any
 
-# The shards and routers that this process has run, each with its last batch, by the name of the pipeline and the number
-# of the shard or ROUTER. Those that are missing or out of date are replayed; what fails in a batch is not cached.
-cache: dict[tuple[str, int], tuple[object, int]] = {}
-ROUTER = -1
+# What this process has of a pipeline, by the name of its run: its node, the router, and what analyses messages. What
+# fails in a batch is not cached.
+cache: dict[tuple[str, str], Any] = {}  # Any: a Node, an Intake, or a Router and its batch
+NODE, INTAKE, ROUTER = "node", "intake", "router"
 _is_frozen = False
 
 
 def freeze_once() -> None:
     """Exclude all imported objects from garbage collection; scanning them after each task takes longer than a batch."""
-    global _is_frozen
     if not _is_frozen:
-        gc.collect()
-        gc.freeze()
-        _is_frozen = True
+        freeze()
+
+
+def freeze() -> None:
+    """Exclude all objects of this process from garbage collection, after it has opened what it caches."""
+    global _is_frozen
+    gc.collect()
+    gc.freeze()
+    _is_frozen = True
 
 
 def peak_bytes() -> int:

@@ -95,6 +95,10 @@ class LocalTree(Tree):
         """Remove a folder, ignoring files that cannot be removed."""
         shutil.rmtree(self.path / key, ignore_errors=True)
 
+    def remove_file(self, key: str) -> None:
+        """Remove a file, if it exists."""
+        (self.path / key).unlink(missing_ok=True)
+
     def claim(self, key: str, owner: str) -> bool:
         """Create a file with the owner's name atomically, unless it exists; return whether it was created."""
         target = self.path / key

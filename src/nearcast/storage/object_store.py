@@ -65,6 +65,8 @@ GROWING = ("hdfs", "local")
 # Lines in a chunk of a log.
 MAX_LINES = 100
 BLOCK_BYTES = 1 << 23
+# Parents of states whose cached copies are evicted once the states are removed.
+LOGS = ("inputs", "log", "changes", "pairs", "floors")
 N_THREADS = 8
 # Cache entries unused for longer than this are evicted.
 MAX_IDLE_SECONDS = 7 * 86400
@@ -167,6 +169,11 @@ class RemoteTree(Tree):
             self._files.delete_dir(self._path(key).rstrip("/"))
         shutil.rmtree(self._copies() / key, ignore_errors=True)
 
+    def remove_file(self, key: str) -> None:
+        """Remove a file, if it exists."""
+        with suppress(FileNotFoundError):
+            self._files.delete_file(self._path(key))
+
     def _put(self, key: str, content: bytes) -> None:
         """Upload a file atomically."""
         path = self._path(key)
@@ -229,9 +236,10 @@ class RemoteTree(Tree):
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         parent = key.rpartition("/")[0]
-        if parent != "inputs":
-            self._evict(parent)
-            self._evict("inputs")
+        if parent.startswith("shards/"):
+            # What a snapshot makes superfluous.
+            for name in (parent, *LOGS):
+                self._evict(name)
 
     def read_state(self, key: str, read: Callable[[Path], T]) -> T:
         """Call `read` with a cached copy of a state; it is downloaded unless the cache has the same version."""
@@ -361,9 +369,9 @@ def _log_chunk(parent: str, number: int) -> str:
 def _split(key: str) -> tuple[str, int | None, list[str]]:
     """Return the parent of a state, its number (None if there is none), and the rest of the key."""
     parts = key.split("/")
-    for place, part in enumerate(parts[1:], 1):
-        if len(part) == 10 and part.lstrip("-").isdigit():
-            return "/".join(parts[:place]), int(part), parts[place + 1 :]
+    for place in range(len(parts) - 1, 0, -1):
+        if len(parts[place]) == 10 and parts[place].lstrip("-").isdigit():
+            return "/".join(parts[:place]), int(parts[place]), parts[place + 1 :]
     return key, None, []
 
 

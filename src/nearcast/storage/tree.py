@@ -72,6 +72,10 @@ class Tree(ABC):
     def remove(self, key: str) -> None:
         """Remove a folder, or a state, if it exists."""
 
+    @abstractmethod
+    def remove_file(self, key: str) -> None:
+        """Remove a file, if it exists."""
+
     def claim(self, key: str, owner: str) -> bool:
         """Create a file with the owner's name atomically, unless it exists; return whether it was created."""
         raise NotImplementedError

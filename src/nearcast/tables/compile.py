@@ -165,21 +165,29 @@ def compiled_rows(
     )
 
 
-def compiled_table(
-    table: pa.Table, vocabulary: Vocabulary, space: Space, *, has_window: bool
-) -> tuple[SubscriptionColumns, Int64Array, list[Rejection]]:
-    """Return the good rows of a table as columns, which rows they are, and the bad ones with their reasons."""
+class CompiledTable(NamedTuple):
+    """The good rows of a table of subscriptions as columns, and the bad ones with their reasons."""
+
+    columns: SubscriptionColumns
+    rows: Int64Array  # the row numbers of the good ones
+    polygons: dict[int, shapely.Geometry]  # by place in the columns
+    rejections: list[Rejection]
+
+
+def compiled_table(table: pa.Table, vocabulary: Vocabulary, space: Space, *, has_window: bool) -> CompiledTable:
+    """Return the good rows of a table as columns, numbered from 0 on, and the bad ones."""
     plain = plain_rows(table)
     if plain is not None and (plain.kind != "topk" or has_window):
         columns = compiled_rows(plain, vocabulary, space, 0)
         if columns is not None:
-            return columns, np.arange(len(plain.ids)), []
+            return CompiledTable(columns, np.arange(len(plain.ids)), {}, [])
     good, rejections = checked_rows(
         subscriptions_of_table(table), lambda item: parsed(item, vocabulary, space, has_window=has_window)
     )
-    return (
+    return CompiledTable(
         compiled([row.parsed for row in good], vocabulary, 0),
         np.array([row.number for row in good], np.int64),
+        {place: row.parsed.polygon for place, row in enumerate(good) if row.parsed.polygon is not None},
         rejections,
     )
 

@@ -80,6 +80,7 @@ class TokenNumbers:
         self._numbers_of_chunk: dict[bytes, tuple[int, ...]] = {}
         self._number_of_keyword: dict[str, int] = {}
         self._known_keywords = KnownWords(MAX_REMEMBERED_CHUNKS)
+        self._known_tokens = KnownWords(MAX_REMEMBERED_CHUNKS)
 
     def copy(self) -> TokenNumbers:
         """Return an independent copy."""
@@ -95,6 +96,10 @@ class TokenNumbers:
                     self.tokens.append(token)
                     self.number_of[token] = number
         return number
+
+    def of_tokens(self, tokens: pa.LargeStringArray) -> Int32Array:
+        """Return the number of each token of a column, new ones for those that have none yet."""
+        return self._known_tokens.numbers(tokens, self.admit)
 
     def of_words(self, words: Words, *, is_admitted: bool = True) -> TokenRows:
         """Return the tokens of one text or list of keywords, as a single row."""
@@ -265,6 +270,15 @@ class Vocabulary:
     def admit(self, token: str) -> int:
         """Return the id of a token, a new one if it has none."""
         return self._numbers.admit(token)
+
+    def admit_all(self, tokens: pa.LargeStringArray) -> Int32Array:
+        """Return the id of each token of a column, a new one if it has none."""
+        return self._numbers.of_tokens(tokens)
+
+    def tokens_of(self, token_ids: Int64Array) -> pa.LargeStringArray:
+        """Return the tokens with these ids as a column."""
+        tokens = self._numbers.tokens
+        return pa.array([tokens[number] for number in token_ids.tolist()], pa.large_string())
 
     def copy(self) -> Vocabulary:
         """Return an independent copy; tokens added to one later are not in the other."""

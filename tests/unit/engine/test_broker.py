@@ -8,7 +8,7 @@ import pytest
 
 import nearcast as nc
 from nearcast.index import subscription_store
-from nearcast.messages import window as window_module
+from nearcast.messages import log as log_module
 
 PLANE = nc.Planar(0, 0, 10, 10)
 
@@ -104,7 +104,7 @@ def test_a_message_of_ten_thousand_words():
 
 def test_dead_slots_and_expired_rows_are_dropped(monkeypatch):
     monkeypatch.setattr(subscription_store, "MIN_DEAD_SLOTS", 4)
-    monkeypatch.setattr(window_module, "MIN_CUT", 4)
+    monkeypatch.setattr(log_module, "MIN_CUT", 4)
     broker = nc.Broker(space=PLANE, window=nc.CountWindow(2))
     polygon = nc.Polygon("POLYGON ((0 0, 4 0, 0 4, 0 0))")
     for i in range(100):

@@ -84,7 +84,7 @@ def test_floors_of_those_who_came_before_all_messages_rise_with_them():
     places = draw.uniform(0, 100, 5000)
     for start in range(0, 5000, 100):
         broker.publish_batch([nc.Message(i, places[i], 0, "tea") for i in range(start, start + 100)])
-    floors = broker._parts.feeds._floors.of(np.arange(10))
+    floors = broker._parts.feeds.floors.of(np.arange(10))
     n_above = [np.sum(0.5 * (1 - abs(places - i) / 100) + 0.5 >= floors[i]) for i in range(10)]
     wanted = best_size(5, 5000)
     assert min(n_above) >= 5

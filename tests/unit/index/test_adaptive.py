@@ -89,7 +89,7 @@ def test_a_large_run_that_is_split_by_space_finds_every_box_and_border():
 
 @pytest.mark.parametrize("window", [None, nc.CountWindow(60)])
 def test_feeds_in_segments_of_limited_size_get_what_the_exhaustive_index_gives(window, monkeypatch):
-    # Without a window balls shrink where they lie; with one, floors go up and down and are posted anew.
+    # Without a window balls shrink where they lie; with one, floors rise and fall, and are posted again.
     monkeypatch.setattr(adaptive, "MAX_MERGED_FEEDS", 400)
     monkeypatch.setattr(adaptive, "MAX_DELTA", 16)
     draw = random.Random(7)

@@ -97,7 +97,7 @@ def test_a_late_message_does_not_enter_the_window():
 
 
 def test_a_window_may_run_empty_and_fill_again(monkeypatch):
-    monkeypatch.setattr("nearcast.messages.window.MIN_CUT", 0)
+    monkeypatch.setattr("nearcast.messages.log.MIN_CUT", 0)
     monkeypatch.setattr("nearcast.messages.message_index.MAX_TAIL", 4)
     broker = broker_with(nc.TopK("t", "tea", at=(0, 0), k=3))
     for start in (0, 100, 200):

@@ -19,6 +19,7 @@ from nearcast.tables.compile import compiled, parsed
 
 pytestmark = pytest.mark.kernels
 
+FOREVER = 1 << 62
 SPACES = {
     "planar": nc.Planar(-50, 10, 50, 60),
     "planar with a small max_dist": nc.Planar(-50, 10, 50, 60, max_dist=20),
@@ -96,7 +97,14 @@ def check(space, index, subs, columns, first_arrival, after_time, draw, pool=Non
     slots = draw.permutation(subs.kinds.size)
     n_wanted = draw.choice([1, 2, 5, 20, 10_000], slots.size)
     offsets, arrivals, scores = index.best(
-        subs, slots, n_wanted, columns, first_arrival=first_arrival, after_time=after_time, pool=pool
+        subs,
+        slots,
+        n_wanted,
+        columns,
+        first_arrival=first_arrival,
+        end_arrival=FOREVER,
+        after_time=after_time,
+        pool=pool,
     )
     assert [array.dtype for array in (offsets, arrivals, scores)] == [np.int64, np.int64, np.float64]
     rows = np.flatnonzero(columns.arrivals >= first_arrival)
@@ -138,7 +146,9 @@ def test_signatures_lose_nothing_where_leaves_are_full(name):
     ]
     subs = compiled([parsed(one, VOCABULARY, space) for one in subs], VOCABULARY, 0)
     slots, wanted = np.arange(20), 4
-    offsets, arrivals, scores = index.best(subs, slots, np.full(20, wanted), columns, first_arrival=0, after_time=None)
+    offsets, arrivals, scores = index.best(
+        subs, slots, np.full(20, wanted), columns, first_arrival=0, end_arrival=FOREVER, after_time=None
+    )
     for slot in slots.tolist():
         part = slice(offsets[slot], offsets[slot + 1])
         wanted_arrivals, wanted_scores = expected(space, columns, subs, slot, wanted, columns.arrivals)
@@ -207,7 +217,9 @@ def test_nothing_is_asked_or_nothing_is_there():
     index, subs, columns = MessageIndex(space), subscriptions(draw, space, 3), messages(draw, space, 0, 0)
     none = np.zeros(0, np.int64)
     for slots in (none, np.arange(3)):
-        answer = index.best(subs, slots, np.full(slots.size, 5), columns, first_arrival=0, after_time=None)
+        answer = index.best(
+            subs, slots, np.full(slots.size, 5), columns, first_arrival=0, end_arrival=FOREVER, after_time=None
+        )
         assert [array.tolist() for array in answer] == [[0] * (slots.size + 1), [], []]
 
 

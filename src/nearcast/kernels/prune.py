@@ -1,0 +1,46 @@
+"""Pairs of a feed and a message that cannot be among the best k of the feed, found before they are sent.
+
+feeds      int64: each pair's feed, ascending
+scores     float64 (minus the distance for nearest), of a feed in order of arrival
+ks         int32: by pair, the k of its feed
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from nearcast.arrays import BoolArray, Float64Array, Int32Array, Int64Array
+from nearcast.jit import kernel
+
+
+@kernel
+def is_undominated(feeds: Int64Array, scores: Float64Array, ks: Int32Array, is_newest_last: bool) -> BoolArray:
+    """Return for each pair whether fewer than k pairs of its feed dominate it.
+
+    A pair is dominated by one that arrived later, if `is_newest_last`, else earlier, and scores higher. Ties dominate
+    nobody: who ranks first among them depends on more than the order of arrival.
+    """
+    result = np.zeros(feeds.size, np.bool_)
+    n = feeds.size
+    i = 0
+    while i < n:
+        stop = i
+        while stop < n and feeds[stop] == feeds[i]:
+            stop += 1
+        k = ks[i]
+        # The best k of those seen, the worst of them first.
+        best = [scores[i]]
+        best.pop()
+        for step in range(stop - i):
+            at = stop - 1 - step if is_newest_last else i + step
+            score = scores[at]
+            if len(best) < k:
+                heapq.heappush(best, score)
+                result[at] = True
+            elif score >= best[0]:
+                result[at] = True
+                heapq.heapreplace(best, score)
+        i = stop
+    return result

@@ -1,0 +1,114 @@
+"""Which files of a pipeline may still be needed? The others are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from nearcast.model import MICROSECONDS, CountWindow, Window
+from nearcast.spark.folder import CHANGES, FLOORS, INDEX, INPUTS, LOG, N_SNAPSHOTS, PAIRS, ROUTER, Folder, shard_name
+from nearcast.spark.plan import CHANGES_STEP, FIRST, BatchInput, step_of
+
+
+def first_in_window(window: Window | None, inputs: Mapping[int, BatchInput], batch: int) -> int:
+    """Return the first batch that has messages of the window as it is after a batch; that after it if there is none."""
+    first = batch + 1
+    if window is None:
+        return first
+    record = inputs[batch]
+    for number in sorted(inputs, reverse=True):
+        other = inputs[number]
+        if isinstance(window, CountWindow):
+            if other.end_arrival <= record.end_arrival - window.size:
+                break
+            first = number
+        elif other.newest is not None:
+            horizon = record.clock - round(window.seconds * MICROSECONDS)
+            if round(other.newest * MICROSECONDS) > horizon:
+                first = number
+    return first
+
+
+class Retention:
+    """Removes what no restart needs, and knows the records of the batches that are left."""
+
+    def __init__(self, folder: Folder):
+        self._folder, self._plan = folder, folder.plan()
+        self._records: dict[int, BatchInput] = {}
+        # The batches after which there was no feed.
+        self._without_feeds: set[int] = set()
+
+    def collect_garbage(self, committed: int) -> tuple[int, int]:
+        """Remove snapshots and parts of batches that no restart needs; return the bytes of the others.
+
+        Those of snapshots, inputs and floors, and those of the log. Spark has committed all batches up to `committed`.
+        """
+        folder, tree = self._folder, self._folder.tree
+        names = folder.snapshot_names()
+        sizes = tree.sizes([INPUTS, FLOORS, *(f"shards/{name}" for name in names)])
+        oldest = {name: self._oldest_snapshot(name, sizes[f"shards/{name}"], committed) for name in names}
+        shards = min(oldest[shard_name(shard)] for shard in range(self._plan.shards))
+        index = min(oldest[INDEX], oldest.get(ROUTER, oldest[INDEX]))
+        feeds = self._before_feeds(shards, committed)
+        needed = self._needed_log(sorted(number for number, size in sizes[INPUTS].items() if size), feeds, committed)
+        first_input = min([shards, index, *needed, committed])
+        self._remove(INPUTS, sizes[INPUTS], [n for n in sizes[INPUTS] if n < first_input])
+        self._remove(FLOORS, sizes[FLOORS], [n for n in sizes[FLOORS] if n < step_of(oldest[INDEX], CHANGES_STEP)])
+        log = self._remove_parts(LOG, lambda number: number in needed or number > feeds)
+        others = self._remove_parts(CHANGES, lambda number: number > min(shards, index))
+        others += self._remove_parts(PAIRS, lambda number: number > feeds)
+        return sum(sum(of_name.values()) for of_name in sizes.values()), log + others
+
+    def _oldest_snapshot(self, name: str, sizes: dict[int, int], committed: int) -> int:
+        """Return the oldest snapshot that is left; that before the first if there are fewer than should be left."""
+        complete = sorted(number for number, size in sizes.items() if number <= committed and size)
+        latest = complete[-N_SNAPSHOTS:]
+        self._remove(f"shards/{name}", sizes, [n for n in sizes if n < (latest[0] if latest else FIRST)])
+        return latest[0] if len(latest) == N_SNAPSHOTS else FIRST - 1
+
+    def _before_feeds(self, shards: int, committed: int) -> int:
+        """Return the last batch up to which no shard needs messages to be replayed from its snapshot."""
+        if self._plan.lifetime is not None:
+            return shards
+        self._without_feeds = {number for number in self._without_feeds if number > shards}
+        batch = shards
+        while batch < committed:
+            if batch + 1 not in self._without_feeds:
+                commit = self._folder.read_commit(batch + 1)
+                # Before the first batch there is none.
+                if batch + 1 >= FIRST and (commit is None or commit.feeds):
+                    break
+                self._without_feeds.add(batch + 1)
+            batch += 1
+        return batch
+
+    def _needed_log(self, known: list[int], feeds: int, committed: int) -> set[int]:
+        """Return the batches up to one whose messages are in the window or active then."""
+        if feeds < FIRST or feeds not in known:
+            return {number for number in known if number <= committed}
+        for number in known:
+            if number not in self._records:
+                self._records[number] = self._folder.read_input(number)
+        self._records = {number: record for number, record in self._records.items() if number in known}
+        before = {number: record for number, record in self._records.items() if number <= feeds}
+        needed = set(range(first_in_window(self._plan.window, before, feeds), feeds + 1))
+        if self._plan.lifetime is not None:
+            clock = before[feeds].clock
+            needed |= {number for number, record in before.items() if record.last_end > clock}
+        return needed
+
+    def _remove_parts(self, part: str, is_needed: Callable[[int], bool]) -> int:
+        """Remove the parts of batches that are not needed; return the bytes of the others."""
+        tree = self._folder.tree
+        left = []
+        for number in tree.numbers(part):
+            key = f"{part}/{number:010d}"
+            if is_needed(number):
+                left.append(key)
+            else:
+                tree.remove(key)
+        return sum(sum(of_batch.values()) for of_batch in tree.sizes(left).values())
+
+    def _remove(self, parent: str, sizes: dict[int, int], numbers: list[int]) -> None:
+        for number in numbers:
+            self._folder.tree.remove(f"{parent}/{number:010d}")
+            del sizes[number]
