@@ -14,6 +14,7 @@ from nearcast.spark.folder import Folder
 from nearcast.spark.inputs import Run
 from nearcast.spark.matching import match_messages, read_rows, save_index
 from nearcast.spark.plan import FIRST, Plan
+from nearcast.spark.retention import DEFAULT_KEEP
 from nearcast.spark.shards import run_changes, run_feeds, shard_after
 from pipelines import SPACE, answers, change_table, message_table
 from table_rows import subscriptions_to_table
@@ -155,9 +156,20 @@ class LocalJobs:
 class LocalPipeline:
     """The pipeline of a scenario in a state folder, at a path or in a tree; the first subscriptions are registered."""
 
-    def __init__(self, place, scenario, *, n_shards=2, snapshot_every=3, partitioner="hash", jobs=LocalJobs, **options):
-        self.scenario, self.folder = scenario, Folder(place)
-        names = ("lifetime", "fence", "clock", "delay")
+    def __init__(
+        self,
+        place,
+        scenario,
+        *,
+        n_shards=2,
+        snapshot_every=3,
+        partitioner="hash",
+        jobs=LocalJobs,
+        keep=DEFAULT_KEEP,
+        **options,
+    ):
+        self.scenario, self.folder, self.keep = scenario, Folder(place), keep
+        names = ("lifetime", "fence", "clock", "delay", "answer", "drop_duplicates")
         settings = {"partitioner": partitioner, **{name: getattr(scenario, name) for name in names}}
         plan = Plan(SPACE, scenario.window, n_shards, snapshot_every, **settings)
         self.folder.create(plan, scenario.vocabulary(), scenario.sample())
@@ -172,7 +184,11 @@ class LocalPipeline:
         self.cache = {}
         with in_process(self.cache):
             self.driver = Driver(
-                self.folder, self.jobs, on_batch=self.metrics.append, now=lambda: self.scenario.now(self._batch)
+                self.folder,
+                self.jobs,
+                on_batch=self.metrics.append,
+                now=lambda: self.scenario.now(self._batch),
+                keep=self.keep,
             )
 
     def rows(self, batch):

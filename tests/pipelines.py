@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,8 +75,11 @@ class Scenario:
         is_written: bool = True,
         clock: str = "event",
         delay: float = 0.0,
+        answer: bool = False,
+        drop_duplicates: bool | float = False,
     ):
         self.clock, self.delay = clock, delay
+        self.answer, self.drop_duplicates = answer, drop_duplicates
         draw = random.Random(seed)
         self.folder = folder
         self.window = draw.choice([nc.CountWindow(40), nc.TimeWindow(50)])
@@ -115,8 +119,38 @@ class Scenario:
             ]
             n_published += n_messages
             self.batches.append((changes, messages))
+        if drop_duplicates:
+            self._repeat(random.Random(f"ids {seed}"))
         if is_written:
             self._write()
+
+    def _repeat(self, draw):
+        """Give some messages the ids of others, most of them sent a short time before."""
+        sent = []
+        for _, messages in self.batches:
+            for place, message in enumerate(messages):
+                if sent and draw.random() < 0.4:
+                    messages[place] = replace(message, id=draw.choice(sent[-draw.choice([5, 60, 1000]) :]))
+                sent.append(messages[place].id)
+
+    def without_duplicates(self):
+        """The messages of each batch that are not dropped, by the definition."""
+        if not self.drop_duplicates:
+            return [messages for _, messages in self.batches]
+        found, taken, now = [], [], -math.inf
+        window = self.window if self.drop_duplicates is True else nc.TimeWindow(self.drop_duplicates)
+        for _, messages in self.batches:
+            found.append([])
+            for message in messages:
+                now = max(now, message.ts)
+                if isinstance(window, nc.CountWindow):
+                    recent = taken[-window.size :]
+                else:
+                    recent = [other for other in taken if other.ts > now - window.seconds]
+                if message.id not in [other.id for other in recent]:
+                    taken.append(message)
+                    found[-1].append(message)
+        return found
 
     def sample(self):
         """Messages like those of the stream, as a table."""
@@ -157,7 +191,8 @@ class Scenario:
         broker = self.broker()
         by_batch = {-1: rows(broker.subscribe(self.first))}
         self.n_rejected = self.n_moved = 0
-        for number, (changes, messages) in enumerate(self.batches):
+        published = self.without_duplicates()
+        for number, (changes, messages) in enumerate(zip((part[0] for part in self.batches), published, strict=True)):
             found = self.changed(broker, changes, self.moment(number))
             by_batch[number] = sorted(found + rows(broker.publish_batch(messages)), key=repr)
         self.ended = answers([broker])
@@ -180,7 +215,7 @@ class Scenario:
 
         Rejected positions count too, but not those that the fence ignores.
         """
-        changes, messages = self.batches[number]
+        changes, messages = self.batches[number][0], self.without_duplicates()[number]
         limit = (self.fence and self.fence.accuracy) or math.inf
         moves = [change for change in changes if isinstance(change, Move)]
         moments = [move.ts for move in moves if not move.accuracy or move.accuracy <= limit]
@@ -215,7 +250,7 @@ class Scenario:
                 if isinstance(change, str):
                     broker.unsubscribe(change)
                 else:
-                    found += rows(broker.subscribe([change]))
+                    found += rows(broker.subscribe([change], answer=self.answer))
             except nc.NearcastError:
                 self.n_rejected += 1
         for moves in waiting.values():
@@ -316,7 +351,7 @@ def started(spark, scenario, state, **options):
         vocabulary=scenario.vocabulary(),
         window=scenario.window,
         fence=scenario.fence,
-        **{name: getattr(scenario, name) for name in ("lifetime", "clock", "delay")}
+        **{name: getattr(scenario, name) for name in ("lifetime", "clock", "delay", "answer", "drop_duplicates")}
         | {"shards": 2, "snapshot_every": 3, "trigger": {"availableNow": True}}
         | options,
     )

@@ -258,7 +258,8 @@ def test_a_pipeline_runs_and_runs_again(tmp_path):
         for line in file.read_text().splitlines()
     )
     assert found == [("a", 3, 1), ("a", 4, -1), ("a", 4, 1), ("a", 5, -1), ("a", 5, 1), ("b", 1, 1), ("b", 2, 1)]
-    rejected = pq.ParquetFile(tmp_path / "state" / "rejected" / "batch=1" / "messages.parquet").read().to_pylist()
+    (file,) = (tmp_path / "state" / "rejected" / "batch=1").glob("messages-*.parquet")
+    rejected = pq.ParquetFile(file).read().to_pylist()
     wrong = "a field of the record is not of the type of its column"
     assert [(row["reason"], row["record"]) for row in rejected[:2]] == [
         ("the record is no JSON: Expecting value: line 1 column 1 (char 0)", bad_lines[0]),
@@ -287,7 +288,8 @@ def test_a_run_that_goes_on_tells_of_its_batches_and_ends_when_asked(tmp_path):
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=100)
     assert re.fullmatch(
-        r"batch +0 +1 messages +[\d,]+/s +1 deliveries +[\d.]+ m?s  state +[\d.]+ kB  lag +[\d.,]+ (s|min|h|days)\n",
+        r"batch +0 +1 messages +[\d,]+/s +1 deliveries +[\d.]+ m?s  cpu [\d,]+ µs/message  disk +[\d.]+ kB"
+        r"  lag +[\d.,]+ (s|min|h|days)\n",
         line_of_batch,
     )
     assert running.returncode == 0, err

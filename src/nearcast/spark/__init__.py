@@ -5,7 +5,8 @@ Needs `pip install nearcast[spark]`; the rest of Nearcast runs without.
 
 from nearcast.spark.batch import fit, match
 from nearcast.spark.build import Planned, plan
+from nearcast.spark.deliveries import deliveries, results
 from nearcast.spark.session import session
 from nearcast.spark.stream import stream
 
-__all__ = ["Planned", "fit", "match", "plan", "session", "stream"]
+__all__ = ["Planned", "deliveries", "fit", "match", "plan", "results", "session", "stream"]

@@ -23,7 +23,7 @@ from nearcast.spark.folder import Folder
 from nearcast.spark.plan import FIRST
 from nearcast.spark.replicas import KINDS_WITH_RESULTS, Replicas
 from nearcast.spark.router import Router
-from nearcast.spark.schemas import delivery_schema, id_type
+from nearcast.spark.schemas import as_batches, delivery_schema, id_type
 from nearcast.spark.worker import freeze_once
 from nearcast.storage.object_store import Place
 from nearcast.storage.tree import Tree
@@ -31,15 +31,6 @@ from nearcast.text.analyzer import Analyzer
 from nearcast.text.vocabulary import Vocabulary, VocabularyBuilder
 
 Results = Literal["final", "changes"]
-# Deliveries in one Arrow batch for Spark; it reads larger batches more slowly.
-MAX_DELIVERED = 100_000
-ARROW_TYPES = {
-    T.StringType: pa.string(),
-    T.LongType: pa.int64(),
-    T.IntegerType: pa.int32(),
-    T.ByteType: pa.int8(),
-    T.DoubleType: pa.float64(),
-}
 
 
 def fit(messages: DataFrame, *, analyzer: Analyzer | None = None) -> Vocabulary:
@@ -171,7 +162,7 @@ def _matched(folder: Folder, task: _Task, rows: Iterator[pa.RecordBatch]) -> Ite
     for piece in rows:
         deliveries, bad = shards.published(pa.Table.from_batches([piece]), task.on_error)
         rejections += bad
-        yield from _as_batches(deliveries, task.schema)
+        yield from as_batches(deliveries, task.schema)
     _write_rejected(task, rejections)
 
 
@@ -228,7 +219,7 @@ def _published_in_order(
         rejections += bad
         if batch_size is not None:
             changes = replicas.deduplicated(deliveries, messages["id"], receives)
-            yield from _as_batches(changes.append_column("batch", pa.repeat(batch, changes.num_rows)), task.schema)
+            yield from as_batches(changes.append_column("batch", pa.repeat(batch, changes.num_rows)), task.schema)
     if shard is not None and batch_size is None:
         yield from _final_results(shard[0], shard[1], task.schema)
     if shard is not None and place == 0:
@@ -279,7 +270,7 @@ def _final_results(broker: Broker, replicas: Replicas, schema: T.StructType) -> 
     if rows:
         columns = [list(column) for column in zip(*rows, strict=True)]
         results = pa.table(dict(zip(Delivery._fields, columns, strict=True)))
-        yield from _as_batches(replicas.deduplicated(results), schema)
+        yield from as_batches(replicas.deduplicated(results), schema)
 
 
 @lru_cache(maxsize=4)
@@ -308,11 +299,6 @@ def _write_rejected(task: _Task, rejections: list[Rejection]) -> None:
     context = TaskContext.get()
     if rejections and task.rejected is not None and context is not None:
         write_rejected(task.rejected, f"messages-{context.partitionId():05d}", rejections)
-
-
-def _as_batches(table: pa.Table, schema: T.StructType) -> list[pa.RecordBatch]:
-    wanted = pa.schema([(field.name, ARROW_TYPES[type(field.dataType)]) for field in schema])
-    return table.cast(wanted).to_batches(max_chunksize=MAX_DELIVERED)
 
 
 def _counted(analyzer: Analyzer | None, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,8 @@ from nearcast.engine.broker import Broker
 from nearcast.errors import NearcastError
 from nearcast.model import CountWindow, Fence, Geographic, Planar, Space, TimeWindow, Window, checked_choice
 from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_options
-from nearcast.spark.plan import BY_HASH, EVENT, ClockName, checked_clock
+from nearcast.spark.plan import BY_HASH, EVENT, ClockName, checked_answer, checked_clock, checked_duplicates
+from nearcast.spark.retention import DEFAULT_KEEP, Keep, checked_keep
 from nearcast.storage.local_folder import LocalTree
 from nearcast.storage.object_store import tree_at
 from nearcast.text.analyzer import Analyzer
@@ -50,6 +51,7 @@ TABLES: dict[str, Fields] = {
         "snapshot_every": int,
         "checkpoint": str,
         "trigger": str,
+        "drop_duplicates": (bool, int, float),
     },
     "messages": SOURCE,
     "subscriptions": {"format": str, "path": str},
@@ -61,14 +63,21 @@ TABLES: dict[str, Fields] = {
         **dict.fromkeys(("max_dist", "min_x", "min_y", "max_x", "max_y"), (int, float)),
     },
     "window": {"count": int, "seconds": (int, float)},
-    "active": {"lifetime": (int, float)},
+    "active": {"lifetime": (int, float), "answer": bool},
+    "retention": {"deliveries": (int, float), "log": (int, float)},
     "clock": {"kind": str, "delay": (int, float)},
     "fence": dict.fromkeys(("dwell", "hysteresis", "accuracy"), (int, float)),
     "text": {"vocabulary": str, "stop_words": str, "stem": str},
     "sinks": SINK,
     "spark": {},
 }
-TYPE_NAMES: dict[FieldType, str] = {str: "text", int: "a whole number", (int, float): "a number"}
+TYPE_NAMES: dict[FieldType, str] = {
+    str: "text",
+    int: "a whole number",
+    (int, float): "a number",
+    bool: "true or false",
+    (bool, int, float): "true, false or a number",
+}
 
 
 class ConfigError(NearcastError):
@@ -90,6 +99,9 @@ class Pipeline:
     fence: Fence | None = None
     clock: ClockName = EVENT
     delay: float = 0.0
+    answer: bool = False
+    drop_duplicates: bool | float = False
+    keep: Keep = DEFAULT_KEEP
     sample: Settings | None = None
     shards: int = 2
     partitioner: PartitionerName = "hash"
@@ -154,6 +166,9 @@ class _Reader:
             fence=self.fence(),
             clock=clock,
             delay=delay,
+            answer=self.answer(),
+            drop_duplicates=self.drop_duplicates(main),
+            keep=self.keep(),
             vocabulary=self.vocabulary(),
             sample=self.source("sample"),
             shards=self.at_least_one("pipeline", main, "shards", 2),
@@ -192,7 +207,8 @@ class _Reader:
                 continue
             if key not in known:
                 raise self.fail(f"{key} is not known in [{name}]; there are {', '.join(known)}", name, key)
-            if not isinstance(value, known[key]) or isinstance(value, bool):
+            is_truth = isinstance(value, bool)
+            if not isinstance(value, known[key]) or (is_truth and "true" not in TYPE_NAMES[known[key]]):
                 raise self.fail(f"{key} is {value!r}; it must be {TYPE_NAMES[known[key]]}", name, key)
         for key in needed:
             if key not in values:
@@ -288,6 +304,29 @@ class _Reader:
             return Broker(lifetime=values.get("lifetime")).lifetime
         except NearcastError as error:
             raise self.fail(str(error), "active", "lifetime") from error
+
+    def answer(self) -> bool:
+        try:
+            return checked_answer(self.table("active").get("answer", False), self.lifetime())
+        except ConfigError:
+            raise
+        except NearcastError as error:
+            raise self.fail(str(error), "active", "answer") from error
+
+    def drop_duplicates(self, main: Settings) -> bool | float:
+        try:
+            return checked_duplicates(main.get("drop_duplicates", False), self.window())
+        except ConfigError:
+            raise
+        except NearcastError as error:
+            raise self.fail(str(error), "pipeline", "drop_duplicates") from error
+
+    def keep(self) -> Keep:
+        values = self.table("retention")
+        try:
+            return checked_keep(**{f"keep_{key}": value for key, value in values.items()})
+        except NearcastError as error:
+            raise self.fail(str(error), "retention", str(error).split()[0].removeprefix("keep_")) from error
 
     def clock(self) -> tuple[ClockName, float]:
         values = self.table("clock")

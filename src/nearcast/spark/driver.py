@@ -15,12 +15,13 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from nearcast.model import TimeWindow
+from nearcast.spark.duplicates import SeenIds
 from nearcast.spark.folder import Commit, Folder
 from nearcast.spark.inputs import commit_input
 from nearcast.spark.matching import TaskReport, all_matched
 from nearcast.spark.metrics import Metrics, Stages, Stopwatch, metrics_of
 from nearcast.spark.plan import CHANGES_STEP, FIRST, MESSAGES_STEP, BatchInput, step_of
-from nearcast.spark.retention import Retention
+from nearcast.spark.retention import DEFAULT_KEEP, Keep, Retention
 from nearcast.spark.shards import IDLE_FACTOR, Report, is_snapshot_due, no_deliveries
 
 # With more changes and floors than this, and than this share of all subscriptions, the index is saved at once; where
@@ -73,11 +74,14 @@ class Driver(Generic[Rows]):
         *,
         on_batch: Callable[[Metrics], None] | None = None,
         now: Callable[[], float] = time.time,
+        keep: Keep = DEFAULT_KEEP,
     ):
         self._folder, self._plan, self._jobs, self._on_batch, self._now = folder, folder.plan(), jobs, on_batch, now
         self._name = uuid.uuid4().hex
-        self._retention = Retention(folder)
+        self._retention = Retention(folder, keep)
         self._known: _Known | None = None
+        window = self._plan.duplicate_window
+        self._seen = None if window is None else SeenIds(folder, window)
         # Changes and floors since the last snapshot of the index; after a restart it is saved soon.
         self._n_unsaved = MAX_UNSAVED
         folder.take_over(self._name)
@@ -116,7 +120,7 @@ class Driver(Generic[Rows]):
         watch.stop("commit")
         sink(commit)
         watch.stop("sink")
-        sizes = self._retention.collect_garbage(batch - 1)
+        sizes = self._retention.collect_garbage(batch - 1, self._now())
         watch.stop("cleanup")
         metrics = metrics_of(batch, record, commit, stages, watch, sizes)
         folder.append_metrics(metrics)
@@ -139,6 +143,7 @@ class Driver(Generic[Rows]):
             self._now(),
             n_tasks=self._jobs.parallelism,
             matched=all_matched(stages.messages) if may_match else None,
+            seen=self._seen,
         )
 
     def _match(self, batch: int, record: BatchInput, stages: Stages) -> None:
@@ -187,6 +192,8 @@ class Driver(Generic[Rows]):
         shards = stages.shards
         commit = Commit(
             deliveries=files,
+            rows=stages.n_deliveries,
+            time=self._now(),
             has_floors=n_floors > 0,
             feeds=sum(report.feeds for report in shards) if shards else before.feeds,
             subscriptions=tuple(report.subscriptions for report in shards) if shards else before.subscriptions,

@@ -13,6 +13,7 @@
     shards/index/, shards/router/     ... of the index of all subscriptions, and of the partitioner, unless it is a hash
     sample.arrow                      messages that the partitioner was fitted to
     deliveries/batch=12/*.parquet
+    merged/                           deliveries of several batches, see archive.py
     rejected/batch=12/*.parquet       rejected rows and their reasons
     metrics.jsonl                     a line for each batch
     QUERY.json                        Spark's id of the query, if its checkpoint is in another place
@@ -41,7 +42,6 @@ import pyarrow.parquet as pq
 from nearcast.arrays import Float64Array, Int64Array
 from nearcast.engine.broker import Broker
 from nearcast.errors import NearcastError, StorageError
-from nearcast.model import as_settings, of_settings
 from nearcast.spark.plan import BY_HASH, CHANGES_STEP, FIRST, WATERMARK, BatchInput, Plan, step_of
 from nearcast.storage.local_folder import LocalTree
 from nearcast.storage.manifest import FORMAT as STATE_FORMAT
@@ -58,14 +58,9 @@ ROUTER, INDEX = "router", "index"
 INPUTS = "inputs"
 # What the tasks of a batch write, in folders of a batch.
 PARTS = LOG, CHANGES, PAIRS = "log", "changes", "pairs"
-FLOORS, COMMITS = "floors", "commits"
+FLOORS, COMMITS, MERGED = "floors", "commits", "merged"
 PIPELINE, VOCABULARY, SAMPLE, METRICS = "PIPELINE.json", "vocabulary.arrow", "sample.arrow", "metrics.jsonl"
 QUERY, DRIVER = "QUERY.json", "DRIVER.json"
-PLAIN_NAMES = (
-    *("shards", "snapshot_every", "subscription_id", "message_id"),
-    *("partitioner", "partitioner_options", "clock", "delay"),
-)
-PART_NAMES = ("space", "window", "fence")
 # Key of the metadata of a sample: the number of messages that it was drawn from.
 POPULATION = b"nearcast.population"
 Settings: TypeAlias = dict[str, Any]  # the content of PIPELINE.json
@@ -76,6 +71,8 @@ class Commit(NamedTuple):
     """What the driver writes when a batch is done; a batch without it is run again."""
 
     deliveries: tuple[str, ...] = ()  # the names of the files of deliveries
+    rows: int = 0  # of all these files
+    time: float = 0.0  # of the driver, in seconds since 1970
     has_floors: bool = False  # whether the messages have changed floors
     feeds: int = 0  # how many there are in all shards
     subscriptions: tuple[int, ...] = ()  # by shard
@@ -103,7 +100,7 @@ class Folder:
 
         `sample` has messages that the partitioner is fitted to; only a new pipeline needs it.
         """
-        settings = _as_json(plan) | {"vocabulary": vocabulary.version}
+        settings = plan.as_json() | {"vocabulary": vocabulary.version}
         written = self.tree.read(PIPELINE)
         if written is not None:
             known = json.loads(written)
@@ -151,10 +148,7 @@ class Folder:
 
     def plan(self) -> Plan:
         """Return the settings of the pipeline."""
-        known = self._opened_settings()
-        settings = {name: known[name] for name in PLAIN_NAMES}
-        settings |= {name: of_settings(known[name]) for name in PART_NAMES}
-        return Plan(**settings, lifetime=None if known["lifetime"] is None else float(known["lifetime"]))
+        return Plan.of_json(self._opened_settings())
 
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary of the pipeline."""
@@ -271,6 +265,15 @@ class Folder:
         if commit is None:
             raise StorageError(f"batch {batch} in {self.tree.place} has not been committed")
         return commit
+
+    def commits(self) -> list[int]:
+        """Return the batches that have a commit of their own."""
+        names = (name.removesuffix(".json") for name in self.tree.names(COMMITS))
+        return sorted(int(name) for name in names if name.lstrip("-").isdigit())
+
+    def remove_commit(self, batch: int) -> None:
+        """Remove the commit of a batch whose deliveries are merged with others or not kept."""
+        self.tree.remove_file(f"{COMMITS}/{batch}.json")
 
     def can_replay_index(self, step: int) -> bool:
         """Whether the changes and floors after a step have not been removed."""
@@ -409,10 +412,3 @@ def _numbered(parent: str, number: int) -> str:
 
 def _snapshot(name: str, batch: int) -> str:
     return _numbered(f"shards/{name}", batch)
-
-
-def _as_json(plan: Plan) -> Settings:
-    settings: Settings = {name: getattr(plan, name) for name in PLAIN_NAMES}
-    parts = {name: as_settings(getattr(plan, name)) for name in PART_NAMES}
-    # As text, since it may be infinite.
-    return settings | parts | {"lifetime": None if plan.lifetime is None else str(float(plan.lifetime))}

@@ -22,6 +22,7 @@ from nearcast.messages.pieces import piece_of
 from nearcast.model import MAX_SECONDS, MICROSECONDS
 from nearcast.spark.change_order import MOVE, SUBSCRIBE, UNSUBSCRIBE
 from nearcast.spark.changes import shards_of
+from nearcast.spark.duplicates import SeenIds
 from nearcast.spark.folder import CHANGES, LOG, Folder
 from nearcast.spark.plan import BY_HASH, EVENT, FIRST, WATERMARK, BatchInput, Matched, Plan, Slices
 from nearcast.spark.routes import routed_changes
@@ -113,11 +114,13 @@ def commit_input(
     *,
     n_tasks: int = 1,
     matched: Matched | None = None,
+    seen: SeenIds | None = None,
 ) -> BatchInput:
     """Commit the input of a batch from the reports of all tasks, and return it.
 
     `now` is the time of the driver, for the clock "processing". The messages will be matched by `n_tasks` tasks, unless
-    the tasks that wrote them have done that and there is no change.
+    the tasks that wrote them have done that and there is neither a change nor a duplicate. With `seen` duplicates are
+    dropped.
     """
     plan = folder.plan()
     before = folder.read_input(batch - 1) if folder.has_input(batch - 1) else None
@@ -129,9 +132,15 @@ def commit_input(
         for part in (LOG, CHANGES)
     )
     newest = _newest(reports, LOG)
+    duplicates = 0
+    if seen is not None:
+        is_new, times = seen.is_new(batch, messages)
+        duplicates = int((~is_new).sum())
+        if duplicates:
+            messages, newest = messages.kept(is_new), int(times[is_new].max(initial=NO_TIME))
     moment = _moment(plan, _newest(reports, CHANGES), newest, now)
     clock = max(NO_TIME if before is None else before.clock, NO_TIME if moment is None else moment)
-    if len(changes):
+    if len(changes) or duplicates:
         matched = None
     record = BatchInput(
         messages=messages,
@@ -144,6 +153,7 @@ def commit_input(
         first_order=0 if before is None else before.end_order,
         tasks=_divided(len(messages), n_tasks) if matched is None else (),
         matched=matched,
+        duplicates=duplicates,
         rejected=sum(report.rejected for report in reports),
     )
     routes: Arrays = {}

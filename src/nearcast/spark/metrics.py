@@ -65,6 +65,11 @@ class Stages:
         return self.feeds or self.changes
 
     @property
+    def n_deliveries(self) -> int:
+        """How many rows all these files have."""
+        return self.matched.deliveries + sum(report.deliveries for report in [*self.changes, *self.feeds])
+
+    @property
     def deliveries(self) -> tuple[str, ...]:
         """The names of the files of deliveries."""
         reports = [*self.changes, *self.feeds]
@@ -109,7 +114,7 @@ def metrics_of(
         changes=len(record.changes),
         rejected=record.rejected + sum(report.rejected for report in stages.changes),
         duplicates=record.duplicates,
-        deliveries=stages.matched.deliveries + sum(shard_deliveries),
+        deliveries=commit.rows,
         subscriptions=sum(commit.subscriptions),
         pairs=stages.matched.pairs,
         lag_seconds=None if record.newest is None else now.timestamp() - record.newest,

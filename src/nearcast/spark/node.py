@@ -23,9 +23,9 @@ from nearcast.model import TimeWindow
 from nearcast.spark import worker
 from nearcast.spark.changes import Changes, read_changes
 from nearcast.spark.folder import INDEX, LOG, PAIR, PAIRS, Folder, shard_name
+from nearcast.spark.horizon import first_in_window
 from nearcast.spark.plan import CHANGES_STEP, FIRST, MESSAGES_STEP, BatchInput, step_of
 from nearcast.spark.prober import Prober
-from nearcast.spark.retention import first_in_window
 from nearcast.tables.intake import Intake
 from nearcast.text.vocabulary import Vocabulary
 

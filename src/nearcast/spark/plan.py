@@ -8,10 +8,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from nearcast.arrays import Int64Array
+from nearcast.arrays import BoolArray, Int64Array
 from nearcast.columns import NO_TIME
 from nearcast.errors import NearcastError
-from nearcast.model import Fence, Space, TimeWindow, Window, checked_choice, checked_number
+from nearcast.model import Fence, Space, TimeWindow, Window, as_settings, checked_choice, checked_number, of_settings
 
 # The batch of the subscriptions that are registered before the stream begins.
 FIRST = -1
@@ -27,6 +27,11 @@ ClockName = Literal["event", "watermark", "processing"]
 MAX_DELAY = 1e11
 # A batch has two steps: its changes, then its messages.
 CHANGES_STEP, MESSAGES_STEP = 0, 1
+PLAIN_NAMES = (
+    *("shards", "snapshot_every", "subscription_id", "message_id"),
+    *("partitioner", "partitioner_options", "clock", "delay", "answer", "drop_duplicates"),
+)
+PART_NAMES = ("space", "window", "fence")
 
 
 def step_of(batch: int, part: int) -> int:
@@ -50,6 +55,29 @@ class Plan:
     clock: ClockName = EVENT
     delay: float = 0.0  # seconds
     partitioner_options: Mapping[str, int] = field(default_factory=dict)
+    answer: bool = False
+    drop_duplicates: bool | float = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings as what JSON can represent."""
+        settings: dict[str, Any] = {name: getattr(self, name) for name in PLAIN_NAMES}
+        parts = {name: as_settings(getattr(self, name)) for name in PART_NAMES}
+        # As text, since it may be infinite.
+        return settings | parts | {"lifetime": None if self.lifetime is None else str(float(self.lifetime))}
+
+    @classmethod
+    def of_json(cls, known: Mapping[str, Any]) -> Plan:
+        """Return the settings that `as_json` returned."""
+        settings = {name: known[name] for name in PLAIN_NAMES}
+        settings |= {name: of_settings(known[name]) for name in PART_NAMES}
+        return cls(**settings, lifetime=None if known["lifetime"] is None else float(known["lifetime"]))
+
+    @property
+    def duplicate_window(self) -> Window | None:
+        """The messages among which a repeated id makes a duplicate; None if duplicates are not dropped."""
+        if self.drop_duplicates is False:
+            return None
+        return self.window if self.drop_duplicates is True else TimeWindow(self.drop_duplicates)
 
     @property
     def has_time(self) -> bool:
@@ -73,6 +101,29 @@ def checked_clock(clock: ClockName, delay: float) -> tuple[ClockName, float]:
     return clock, seconds
 
 
+def checked_duplicates(drop_duplicates: bool | float, window: Window | None) -> bool | float:
+    """Return whether duplicates are dropped, or the seconds within which they are; raise unless that is valid."""
+    if isinstance(drop_duplicates, bool):
+        if drop_duplicates and window is None:
+            raise NearcastError(
+                "drop_duplicates is True, which means within the window, and there is none; give a number of seconds"
+            )
+        return drop_duplicates
+    try:
+        return TimeWindow(drop_duplicates).seconds
+    except NearcastError:
+        raise NearcastError(
+            f"drop_duplicates is {drop_duplicates!r}; it must be True, False or a positive number of seconds"
+        ) from None
+
+
+def checked_answer(answer: bool, lifetime: float | None) -> bool:
+    """Return whether new subscriptions are answered from active messages; raise if there are none."""
+    if answer and lifetime is None:
+        raise NearcastError("answer is True, but no message is active: lifetime is missing")
+    return bool(answer)
+
+
 @dataclass(frozen=True, slots=True)
 class Slices:
     """Rows of a batch in their order: parts of pieces, each the place of a piece, its first row, and the row after."""
@@ -93,6 +144,16 @@ class Slices:
                 found.append((piece, start + low - row, start + high - row))
             row += stop - start
         return found
+
+    def kept(self, is_kept: BoolArray) -> Slices:
+        """Return some of the rows, in their order."""
+        parts, row = [], 0
+        for piece, start, stop in self.parts:
+            borders = np.diff(is_kept[row : row + stop - start].astype(np.int8), prepend=0, append=0)
+            firsts, ends = np.flatnonzero(borders == 1), np.flatnonzero(borders == -1)
+            parts += [(piece, start + a, start + b) for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
+            row += stop - start
+        return Slices(self.pieces, tuple(parts))
 
     def rows_of(self, piece: int) -> Int64Array:
         """Return the row of the batch for each row of a piece, given by its place; -1 for rows that were dropped."""

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
-from nearcast.model import MICROSECONDS, CountWindow, Window
+from nearcast.errors import NearcastError
+from nearcast.model import checked_number
+from nearcast.spark.archive import Archive
 from nearcast.spark.folder import CHANGES, FLOORS, INDEX, INPUTS, LOG, N_SNAPSHOTS, PAIRS, ROUTER, Folder, shard_name
+from nearcast.spark.horizon import first_in_window, first_recent
 from nearcast.spark.plan import CHANGES_STEP, FIRST, BatchInput, step_of
 
 
-def first_in_window(window: Window | None, inputs: Mapping[int, BatchInput], batch: int) -> int:
-    """Return the first batch that has messages of the window as it is after a batch; that after it if there is none."""
-    first = batch + 1
-    if window is None:
-        return first
-    record = inputs[batch]
-    for number in sorted(inputs, reverse=True):
-        other = inputs[number]
-        if isinstance(window, CountWindow):
-            if other.end_arrival <= record.end_arrival - window.size:
-                break
-            first = number
-        elif other.newest is not None:
-            horizon = record.clock - round(window.seconds * MICROSECONDS)
-            if round(other.newest * MICROSECONDS) > horizon:
-                first = number
-    return first
+class Keep(NamedTuple):
+    """How long what no restart needs is kept, in seconds after its batch was committed."""
+
+    deliveries: float = math.inf
+    log: float = 0.0
+
+
+DEFAULT_KEEP = Keep()
+
+
+def checked_keep(keep_deliveries: float = math.inf, keep_log: float = 0.0) -> Keep:
+    """Return how long what no restart needs is kept; raise unless both are seconds."""
+    for name, value in (("keep_deliveries", keep_deliveries), ("keep_log", keep_log)):
+        if value != math.inf and checked_number(name, value) < 0:
+            raise NearcastError(f"{name} is {value!r}; it must be a number of seconds from 0 on, or inf")
+    return Keep(keep_deliveries, keep_log)
 
 
 class Retention:
     """Removes what no restart needs, and knows the records of the batches that are left."""
 
-    def __init__(self, folder: Folder):
-        self._folder, self._plan = folder, folder.plan()
+    def __init__(self, folder: Folder, keep: Keep):
+        self._folder, self._plan, self._keep = folder, folder.plan(), keep
+        self._archive = Archive(folder)
         self._records: dict[int, BatchInput] = {}
         # The batches after which there was no feed.
         self._without_feeds: set[int] = set()
 
-    def collect_garbage(self, committed: int) -> tuple[int, int]:
-        """Remove snapshots and parts of batches that no restart needs; return the bytes of the others.
+    def collect_garbage(self, committed: int, now: float) -> tuple[int, int]:
+        """Remove what no restart needs and what need not be kept; return the bytes of the state and of the log.
 
-        Those of snapshots, inputs and floors, and those of the log. Spark has committed all batches up to `committed`.
+        Spark has committed all batches up to `committed`. The state are snapshots, inputs and floors.
         """
         folder, tree = self._folder, self._folder.tree
         names = folder.snapshot_names()
@@ -49,13 +54,18 @@ class Retention:
         shards = min(oldest[shard_name(shard)] for shard in range(self._plan.shards))
         index = min(oldest[INDEX], oldest.get(ROUTER, oldest[INDEX]))
         feeds = self._before_feeds(shards, committed)
-        needed = self._needed_log(sorted(number for number, size in sizes[INPUTS].items() if size), feeds, committed)
+        known = sorted(number for number, size in sizes[INPUTS].items() if size)
+        needed = self._needed_log(known, feeds, committed)
+        if self._keep.log > 0:
+            needed |= {number for number in known if self._archive.age(number, now) <= self._keep.log}
         first_input = min([shards, index, *needed, committed])
         self._remove(INPUTS, sizes[INPUTS], [n for n in sizes[INPUTS] if n < first_input])
         self._remove(FLOORS, sizes[FLOORS], [n for n in sizes[FLOORS] if n < step_of(oldest[INDEX], CHANGES_STEP)])
         log = self._remove_parts(LOG, lambda number: number in needed or number > feeds)
         others = self._remove_parts(CHANGES, lambda number: number > min(shards, index))
         others += self._remove_parts(PAIRS, lambda number: number > feeds)
+        self._archive.merge(first_input)
+        self._archive.remove(first_input, now - self._keep.deliveries)
         return sum(sum(of_name.values()) for of_name in sizes.values()), log + others
 
     def _oldest_snapshot(self, name: str, sizes: dict[int, int], committed: int) -> int:
@@ -94,6 +104,10 @@ class Retention:
         if self._plan.lifetime is not None:
             clock = before[feeds].clock
             needed |= {number for number, record in before.items() if record.last_end > clock}
+        window = self._plan.duplicate_window
+        if window is not None:
+            records = {number: record for number, record in self._records.items() if number <= committed}
+            needed |= {number for number in records if number >= first_recent(window, records)}
         return needed
 
     def _remove_parts(self, part: str, is_needed: Callable[[int], bool]) -> int:

@@ -176,7 +176,7 @@ class Shard:
             columns._replace(orders=some.orders[rows]),
             polygons,
             parts.tally.subscription_id_type,
-            answer=False,
+            answer=plan.answer,
         )
         return as_table(parts, outcome_of(added)), rejections
 

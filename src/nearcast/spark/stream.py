@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,18 @@ from nearcast.spark.folder import Commit, Folder
 from nearcast.spark.frames import parquet_frame, spark_location
 from nearcast.spark.jobs import SparkJobs, rows_of, with_ticks
 from nearcast.spark.metrics import Metrics
-from nearcast.spark.plan import BY_HASH, EVENT, FIRST, PROCESSING, ClockName, Plan, checked_clock
+from nearcast.spark.plan import (
+    BY_HASH,
+    EVENT,
+    FIRST,
+    PROCESSING,
+    ClockName,
+    Plan,
+    checked_answer,
+    checked_clock,
+    checked_duplicates,
+)
+from nearcast.spark.retention import Keep, checked_keep
 from nearcast.spark.sampling import drawn
 from nearcast.spark.schemas import delivery_schema, id_type
 from nearcast.storage.local_folder import local_path
@@ -44,6 +56,8 @@ def stream(
     fence: Fence | None = None,
     clock: ClockName = EVENT,
     delay: float = 0.0,
+    answer: bool = False,
+    drop_duplicates: bool | float = False,
     shards: int = 2,
     partitioner: PartitionerName = "hash",
     partitioner_options: Mapping[str, int] | None = None,
@@ -51,6 +65,8 @@ def stream(
     sample_size: int = SAMPLE_SIZE,
     sample_seed: int = 0,
     snapshot_every: int = 20,
+    keep_deliveries: float = math.inf,
+    keep_log: float = 0.0,
     checkpoint: str | os.PathLike[str] | None = None,
     sinks: Sequence[Sink] = (),
     trigger: Mapping[str, Any] | None = None,
@@ -80,6 +96,12 @@ def stream(
         written, or the event time if that is larger; batches then run also without rows.
     delay : seconds, default 0
         The lag of the watermark behind the largest time.
+    answer : bool, default False
+        Whether boolean and similarity subscriptions that are registered by `changes` receive the active messages that
+        they match. Top-k and nearest subscriptions are always answered from the window.
+    drop_duplicates : bool or seconds, default False
+        Whether a message is dropped if one with its id came before: within the window, or within this time by `ts`. The
+        driver has the ids in memory.
     shards : int, default 2
         Number of parts into which the subscriptions are divided, with their results. Messages are divided among tasks
         as Spark reads them, whatever the number of shards.
@@ -97,6 +119,10 @@ def stream(
     snapshot_every : int, default 20
         Largest number of batches between two snapshots of a shard, fewer if batches are large; after a failure the
         batches since the snapshot are replayed.
+    keep_deliveries, keep_log : seconds, default forever and 0
+        How long the deliveries of a batch are kept after it, and its messages beyond what windows, active messages and
+        restarts need. Both may change from start to start. The deliveries of small batches are merged into larger
+        files; `nearcast.spark.deliveries` reads both.
     checkpoint : path or URI, optional
         Spark's checkpoint of the stream; under the state folder by default. It is as necessary as the state, and
         belongs to it: with another one the pipeline does not resume. Spark writes it, and must reach the place itself:
@@ -125,14 +151,33 @@ def stream(
         raise NearcastError("the ids of subscriptions and changes are of different types; they must be the same")
     # Validate on the driver: an error here is clearer than one from a worker.
     clock, delay = checked_clock(clock, delay)
+    answer, drop_duplicates = checked_answer(answer, lifetime), checked_duplicates(drop_duplicates, window)
+    if not isinstance(drop_duplicates, bool) and "ts" not in messages.columns:
+        raise NearcastError(f"drop_duplicates is {drop_duplicates} seconds, but messages have no column ts")
+    keep = checked_keep(keep_deliveries, keep_log)
     space = Broker(space=space, window=window, lifetime=lifetime, fence=fence).space
-    ids = (id_types.pop(), id_type(messages))
-    plan = Plan(space, window, shards, snapshot_every, *ids, partitioner, lifetime, fence, clock, delay, options)
+    ids = id_types.pop(), id_type(messages)
+    plan = Plan(
+        space=space,
+        window=window,
+        shards=shards,
+        snapshot_every=snapshot_every,
+        subscription_id=ids[0],
+        message_id=ids[1],
+        partitioner=partitioner,
+        lifetime=lifetime,
+        fence=fence,
+        clock=clock,
+        delay=delay,
+        partitioner_options=options,
+        answer=answer,
+        drop_duplicates=drop_duplicates,
+    )
     is_new = not folder.exists()
     needs_sample = is_new and partitioner != BY_HASH
     drawn_sample = drawn(sample, sample_size, sample_seed) if sample is not None and needs_sample else None
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, drawn_sample)
-    batches = _Batches(folder, sinks, on_batch, has_own_checkpoint=checkpoint is not None)
+    batches = _Batches(folder, sinks, on_batch, keep, has_own_checkpoint=checkpoint is not None)
     if folder.read_commit(FIRST) is None:
         first = None if subscriptions is None else rows_of(None, subscriptions)
         batches.process(first, FIRST, messages.sparkSession)
@@ -157,11 +202,13 @@ class _Batches:
         folder: Folder,
         sinks: Sequence[Sink],
         on_batch: Callable[[Metrics], None] | None,
+        keep: Keep,
         *,
         has_own_checkpoint: bool = False,
         now: Callable[[], float] = time.time,
     ):
         self._folder, self._sinks, self._on_batch, self._now = folder, sinks, on_batch, now
+        self._keep = keep
         # A checkpoint outside of the state folder is verified before the first batch.
         self._must_check_query = has_own_checkpoint
         self._driver: Driver[DataFrame] | None = None
@@ -177,7 +224,7 @@ class _Batches:
             self._must_check_query = False
         if self._driver is None:
             jobs = SparkJobs(spark, self._folder)
-            self._driver = Driver(self._folder, jobs, on_batch=self._on_batch, now=self._now)
+            self._driver = Driver(self._folder, jobs, on_batch=self._on_batch, now=self._now, keep=self._keep)
         self._driver.run(rows, batch, lambda commit: self._call_sinks(spark, batch, commit))
 
     def _call_sinks(self, spark: SparkSession, batch: int, commit: Commit) -> None:
