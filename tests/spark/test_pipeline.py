@@ -294,5 +294,9 @@ def test_a_run_that_goes_on_tells_of_its_batches_and_ends_when_asked(tmp_path):
     )
     assert running.returncode == 0, err
     assert "Traceback" not in err
-    assert re.match(r"1 messages, 1 deliveries, 0 rejected in [\d.]+ s; state and deliveries are in ", out)
+    assert re.match(
+        r"1 messages, 1 deliveries, 0 rejected in [\d.]+ s, [\d,]+ µs of processor time a message; "
+        r"state and deliveries are in ",
+        out,
+    )
     assert f"nearcast report {tmp_path / 'state'}" in err
