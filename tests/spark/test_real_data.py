@@ -1,7 +1,7 @@
 """Real messages, without Spark and without a vocabulary: any number of shards delivers what one broker does.
 
 The tweets of the benchmarks, or the storm reports and places of the bundled sample where they are missing: many words
-of which most are rare, equal places, repeated texts. Scores, distances, ranks and changes of results are compared to the
+of which most are rare, equal places, repeated texts. Scores, distances, ranks and changes of results are equal to the
 bit.
 """
 

@@ -67,6 +67,9 @@ class _PairList:
         if self._n > self._limit:
             slots, rows, scores = self.columns()
             order = order_of(slots, recency[rows], rows)
+            # A subscription that was posted again for an earlier floor may be proposed twice; it dominates once.
+            is_first = (np.diff(slots[order], prepend=-1) != 0) | (np.diff(rows[order], prepend=-1) != 0)
+            order = order[is_first]
             slots, rows, scores = slots[order], rows[order], scores[order]
             is_left = is_undominated(slots, scores, self._columns.ks[slots], self._has_window)
             self._parts = [(slots[is_left], rows[is_left], scores[is_left])]
@@ -172,8 +175,8 @@ class Prober:
         slots, floors = slots[is_here], floors[is_here]
         before = columns.floors[slots]
         columns.floors[slots] = floors
-        # The ball of a nearest subscription shrinks in place.
-        is_posted = (columns.kinds[slots] != NEAREST) & (floors != before) | (floors < columns.posted_floors[slots])
+        # While its floor rises the ball of a nearest subscription shrinks in place, at a false hit.
+        is_posted = np.where(columns.kinds[slots] == NEAREST, floors < before, floors != before)
         columns.posted_floors[slots[is_posted]] = floors[is_posted]
         store.repost(slots[is_posted])
 
