@@ -161,12 +161,18 @@ def grown(array: NDArray[Scalar]) -> NDArray[Scalar]:
 def rehashed(hashes: Int64Array, size: int) -> Int32Array:
     """Return an open-addressing table of `size` places, a power of two, with the number of each hash."""
     table = np.full(size, -1, np.int32)
-    for number in range(hashes.size):
-        place = hashes[number] & (size - 1)
-        while table[place] >= 0:
-            place = (place + 1) & (size - 1)
-        table[place] = number
+    enter(table, hashes, 0)
     return table
+
+
+@kernel
+def enter(table: Int32Array, hashes: Int64Array, first: int) -> None:
+    """Enter the numbers of hashes from `first` on into an open-addressing table."""
+    for number in range(first, hashes.size):
+        place = hashes[number] & (table.size - 1)
+        while table[place] >= 0:
+            place = (place + 1) & (table.size - 1)
+        table[place] = number
 
 
 @kernel

@@ -20,18 +20,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nearcast.arrays import Float64Array, Int32Array, Int64Array
+from nearcast.arrays import Float64Array, Growable, Int32Array, Int64Array
 from nearcast.errors import NearcastError, StorageError
 from nearcast.model import Message, Words, checked_words
 from nearcast.storage.manifest import replaced_file
 from nearcast.text import scan
 from nearcast.text.analyzer import Analyzer
 from nearcast.text.arrow_types import is_list_of_strings, is_string
-from nearcast.text.known import NO_TOKEN, KnownWords
+from nearcast.text.known import NO_TOKEN, UNKNOWN, KnownWords, gathered
 
 FORMAT = "nearcast-vocabulary-1"
 # Capacity of the cache of analysed chunks; a full cache is cleared.
 MAX_REMEMBERED_CHUNKS = 1_000_000
+# The first number of a chunk that has several tokens; further ones are lower.
+SEVERAL = UNKNOWN - 1
 
 
 class TokenRows(NamedTuple):
@@ -77,7 +79,12 @@ class TokenNumbers:
         self.tokens = list(tokens)
         self.number_of = {token: number for number, token in enumerate(self.tokens)}
         self._classes = scan.character_classes(analyzer.split == "words")
-        self._numbers_of_chunk: dict[bytes, tuple[int, ...]] = {}
+        self._known_chunks = KnownWords(MAX_REMEMBERED_CHUNKS)
+        # The tokens of the chunks that have several; a chunk has the number SEVERAL less its place.
+        self._several: list[tuple[int, ...]] = []
+        self._place_of_several: dict[tuple[int, ...], int] = {}
+        # The tokens one after the other, as far as a column of them was asked for.
+        self._data, self._offsets = Growable(np.zeros(0, np.uint8)), Growable(np.zeros(1, np.int64))
         self._number_of_keyword: dict[str, int] = {}
         self._known_keywords = KnownWords(MAX_REMEMBERED_CHUNKS)
         self._known_tokens = KnownWords(MAX_REMEMBERED_CHUNKS)
@@ -129,10 +136,8 @@ class TokenNumbers:
         chunk_offsets, chunk_numbers, starts, sizes = scan.scan(
             buffer, text_offsets, self._classes, self.analyzer.casefold
         )
-        text = buffer.tobytes()
-        chunks = [text[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
-        rows = self._numbers_of_chunks(chunks)
-        return TokenRows(*scan.counted_rows(chunk_offsets, chunk_numbers, *_ragged(rows)))
+        numbers = self._known_chunks.numbers_of_slices(buffer, starts, starts + sizes, self._numbers_of_chunks)
+        return TokenRows(*scan.counted_rows(chunk_offsets, chunk_numbers, *self._tokens_of_numbers(numbers)))
 
     def of_keywords(self, lists: pa.Array | pa.ChunkedArray) -> TokenRows:
         """Return the tokens of an Arrow column of lists of keywords; a null has none."""
@@ -152,14 +157,46 @@ class TokenNumbers:
             number = self._number_of_keyword[keyword] = self.admit(token) if token else NO_TOKEN
         return number
 
-    def _numbers_of_chunks(self, chunks: list[bytes]) -> list[tuple[int, ...]]:
-        remembered = self._numbers_of_chunk
-        if len(remembered) > MAX_REMEMBERED_CHUNKS:
-            remembered.clear()
-        unknown = [chunk for chunk in chunks if chunk not in remembered]
-        for chunk, tokens in zip(unknown, self.analyzer.tokens_of_chunks(unknown), strict=True):
-            remembered[chunk] = tuple(map(self.admit, tokens))
-        return [remembered[chunk] for chunk in chunks]
+    def _numbers_of_chunks(self, chunks: list[bytes]) -> list[int]:
+        """Return the number of the token of each chunk, NO_TOKEN if it has none, SEVERAL or less if several."""
+        numbers = []
+        for tokens in self.analyzer.tokens_of_chunks(chunks):
+            if len(tokens) == 1:
+                numbers.append(self.admit(tokens[0]))
+            else:
+                numbers.append(self._number_of_several(tuple(map(self.admit, tokens))) if tokens else NO_TOKEN)
+        return numbers
+
+    def _number_of_several(self, tokens: tuple[int, ...]) -> int:
+        with _ADMITTING:
+            place = self._place_of_several.setdefault(tokens, len(self._several))
+            if place == len(self._several):
+                self._several.append(tokens)
+        return SEVERAL - place
+
+    def _tokens_of_numbers(self, numbers: Int32Array) -> tuple[Int64Array, Int32Array]:
+        """Return the tokens of chunks as ragged rows, given the numbers of the chunks."""
+        sizes = (numbers >= 0).astype(np.int64)
+        several = np.flatnonzero(numbers <= SEVERAL).tolist()
+        for chunk in several:
+            sizes[chunk] = len(self._several[SEVERAL - numbers[chunk]])
+        offsets = _offsets(sizes)
+        ids = np.repeat(numbers, sizes)
+        for chunk in several:
+            ids[offsets[chunk] : offsets[chunk + 1]] = self._several[SEVERAL - numbers[chunk]]
+        return offsets, ids
+
+    def column_of(self, numbers: Int64Array) -> pa.LargeStringArray:
+        """Return tokens as a column, given their numbers."""
+        with _ADMITTING:
+            new = [token.encode() for token in self.tokens[self._offsets.size - 1 :]]
+            if new:
+                sizes = np.fromiter(map(len, new), np.int64, len(new))
+                self._offsets.extend(self._offsets.values[-1] + np.cumsum(sizes))
+                self._data.extend(np.frombuffer(b"".join(new), np.uint8))
+            data, offsets = self._data.values, self._offsets.values
+        some, places = gathered(data, offsets[numbers], offsets[numbers + 1])
+        return pa.LargeStringArray.from_buffers(numbers.size, pa.py_buffer(places), pa.py_buffer(some))
 
 
 class VocabularyBuilder:
@@ -277,8 +314,7 @@ class Vocabulary:
 
     def tokens_of(self, token_ids: Int64Array) -> pa.LargeStringArray:
         """Return the tokens with these ids as a column."""
-        tokens = self._numbers.tokens
-        return pa.array([tokens[number] for number in token_ids.tolist()], pa.large_string())
+        return self._numbers.column_of(token_ids)
 
     def copy(self) -> Vocabulary:
         """Return an independent copy; tokens added to one later are not in the other."""
@@ -451,8 +487,3 @@ def _offsets(sizes: Int64Array | Int32Array) -> Int64Array:
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
-
-
-def _ragged(rows: Sequence[tuple[int, ...]]) -> tuple[Int64Array, Int32Array]:
-    offsets = _offsets(np.fromiter(map(len, rows), np.int64, len(rows)))
-    return offsets, np.fromiter((number for row in rows for number in row), np.int32, int(offsets[-1]))

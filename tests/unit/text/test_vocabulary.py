@@ -10,6 +10,7 @@ import pytest
 import nearcast as nc
 from nearcast.text.known import NO_TOKEN, NOTHING_KNOWN, UNKNOWN, KnownWords, looked_up
 from nearcast.text.scan import hash_bytes, rehashed, string_buffers
+from nearcast.text.vocabulary import TokenNumbers
 
 TEXTS = ["Rain in Oslo", "rain, rain and wind", "sunshine", ""]
 
@@ -142,5 +143,34 @@ def test_words_with_the_same_hash_are_distinguished():
     known = NOTHING_KNOWN._replace(
         data=data[3:], offsets=offsets[1:] - 3, hashes=hashes, numbers=numbers, table=rehashed(hashes, 8)
     )
-    assert looked_up(data, offsets, *known).tolist() == [UNKNOWN, UNKNOWN, 5, UNKNOWN]
-    assert looked_up(data, offsets, *known._replace(data=data[[3, 4, 8, 9, 10, 5, 6, 7]])).tolist()[2] == 6
+    assert looked_up(data, offsets[:-1], offsets[1:], *known).tolist() == [UNKNOWN, UNKNOWN, 5, UNKNOWN]
+    assert (
+        looked_up(data, offsets[:-1], offsets[1:], *known._replace(data=data[[3, 4, 8, 9, 10, 5, 6, 7]])).tolist()[2]
+        == 6
+    )
+
+
+@pytest.mark.kernels
+def test_chunks_with_no_token_one_and_several_are_cached(monkeypatch):
+    """A full cache is cleared; the numbers stay those of the first occurrence."""
+    draw = random.Random(6)
+    chunks = ["tea", "the", "crêpe-and-tea", "é·à", "🍵", "Ünder·the·tea", "and", "rum", "ﬁne"]
+    analyzer = nc.Analyzer(stop_words="english")
+    for most in (3, 1000):
+        monkeypatch.setattr("nearcast.text.vocabulary.MAX_REMEMBERED_CHUNKS", most)
+        numbers = TokenNumbers(analyzer)
+        expected: dict[str, int] = {}
+        for n in (1, 5, 40):
+            texts = [" ".join(draw.choices(chunks, k=draw.randint(0, 6))) for _ in range(n)]
+            found = numbers.of_texts(pa.array(texts))
+            for row, text in enumerate(texts):
+                tokens = [expected.setdefault(token, len(expected)) for token in analyzer.tokens(text)]
+                start, stop = found.token_offsets[row : row + 2]
+                assert found.token_ids[start:stop].tolist() == sorted(set(tokens))
+                assert found.token_counts[start:stop].tolist() == [tokens.count(token) for token in sorted(set(tokens))]
+        assert numbers.tokens == list(expected)
+        wanted = np.array([draw.randrange(len(expected)) for _ in range(30)])
+        assert numbers.column_of(wanted).to_pylist() == [numbers.tokens[number] for number in wanted]
+        numbers.admit("later")
+        assert numbers.column_of(np.array([len(expected), 0])).to_pylist() == ["later", numbers.tokens[0]]
+        assert numbers.column_of(np.zeros(0, np.int64)).to_pylist() == []
