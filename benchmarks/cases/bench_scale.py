@@ -167,7 +167,8 @@ class Course:
         spark.conf.set("spark.sql.files.minPartitionNum", n_partitions)
         reader = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", n_partitions)
         self.query = stream(
-            reader.parquet(str(folder / "in" / "*")),
+            # With a pattern Spark would list each file by a task of its own.
+            reader.option("recursiveFileLookup", True).parquet(str(folder / "in")),
             state=folder / "state",
             subscriptions=frame,
             space=SPACE,
@@ -390,7 +391,10 @@ def go_on(folder: Path) -> None:
     spark = session(MASTER, settings={"spark.driver.memory": "3g"})
     called = time.time()
     stream(
-        spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 2).parquet(str(folder / "in" / "*")),
+        spark.readStream.schema(SCHEMA)
+        .option("maxFilesPerTrigger", 2)
+        .option("recursiveFileLookup", True)
+        .parquet(str(folder / "in")),
         state=folder / "state",
         subscriptions=spark.read.parquet(str(folder / "first.parquet")),
         space=SPACE,
