@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from nearcast.arrays import Float64Array, Growable, IdArray, Int64Array, RecordArray, order_of
-from nearcast.columns import MessageColumns, rows_between
+from nearcast.columns import MessageColumns, rows_between, taken_messages
 from nearcast.engine.locks import FairLock
 from nearcast.engine.outcome import ordered
 from nearcast.engine.state import ID_TYPES
 from nearcast.errors import StorageError
 from nearcast.index.matching import Matcher, Matches, filled, joined
 from nearcast.index.subscription_store import SubscriptionStore
-from nearcast.kernels.prune import is_undominated
+from nearcast.kernels.prune import prune
 from nearcast.kernels.verify import NEAREST
 from nearcast.model import Id, TimeWindow
 from nearcast.spark.change_order import MOVE, SUBSCRIBE, runs
@@ -33,8 +33,12 @@ from nearcast.tables.delivery_tables import deliveries_table
 from nearcast.tables.positions import positions
 from nearcast.text.vocabulary import Vocabulary
 
-# Messages that are matched at once, so that their pairs are in memory.
-PROBED_AT_ONCE = 4096
+# While there are feeds messages are matched in chunks. The first has FIRST_CHUNK messages. Each targets
+# MAX_MATCHES_OF_A_CHUNK matches, and is at most MAX_GROWTH times as large as the one before.
+FIRST_CHUNK = 256
+MAX_CHUNK = 4096
+MAX_MATCHES_OF_A_CHUNK = 1 << 21
+MAX_GROWTH = 8
 # Pairs above which those that cannot be results are dropped: while feeds have few results their floors are low.
 MAX_UNPRUNED_PAIRS = 1 << 20
 
@@ -48,33 +52,45 @@ class Probed(NamedTuple):
 
 
 class _PairList:
-    """Pairs of feeds and messages; those that others of the list dominate are dropped when there are many."""
+    """Pairs of feeds and messages, added in order of messages, the newest first.
+
+    When there are many, those that newer ones of the list dominate are dropped; their feeds then have higher floors
+    here. What is left depends on the messages and the floors alone, so a repeated task sends the same.
+    """
 
     def __init__(self, store: SubscriptionStore, *, has_window: bool):
         self._columns, self._has_window = store.columns, has_window
+        self._floors = store.columns.floors
         self._parts: list[tuple[Int64Array, Int64Array, Float64Array]] = []
         self._n = 0
         self._limit = MAX_UNPRUNED_PAIRS
 
-    def add(self, found: Matches, recency: Int64Array) -> None:
-        """Add matches of feeds that reach their floors; `recency` says by row which messages are newer."""
+    def add(self, found: Matches, recency: Int64Array) -> int:
+        """Add those of some matches that reach the floors; return their number.
+
+        `recency` says by row which messages are newer.
+        """
         n = found.slots.size
         scores, distances = filled(found.scores, n), filled(found.distances, n)
         scores = np.where(self._columns.kinds[found.slots] == NEAREST, -distances, scores)
-        is_high = scores >= self._columns.floors[found.slots]
+        is_high = scores >= self._floors[found.slots]
         self._parts.append((found.slots[is_high], found.rows[is_high], scores[is_high]))
-        self._n += self._parts[-1][0].size
+        n_added = self._parts[-1][0].size
+        self._n += n_added
         if self._n > self._limit:
-            slots, rows, scores = self.columns()
-            order = order_of(slots, recency[rows], rows)
-            # A subscription that was posted again for an earlier floor may be proposed twice; it dominates once.
-            is_first = (np.diff(slots[order], prepend=-1) != 0) | (np.diff(rows[order], prepend=-1) != 0)
-            order = order[is_first]
-            slots, rows, scores = slots[order], rows[order], scores[order]
-            is_left = is_undominated(slots, scores, self._columns.ks[slots], self._has_window)
-            self._parts = [(slots[is_left], rows[is_left], scores[is_left])]
-            self._n = int(is_left.sum())
-            self._limit = max(MAX_UNPRUNED_PAIRS, 2 * self._n)
+            self._prune(recency)
+        return n_added
+
+    def _prune(self, recency: Int64Array) -> None:
+        if self._floors is self._columns.floors:
+            self._floors = self._floors.copy()
+        slots, rows, scores = self.columns()
+        order = order_of(slots, recency[rows], rows)
+        slots, rows, scores = slots[order], rows[order], scores[order]
+        is_left = prune(slots, scores, self._columns.ks, self._has_window, self._floors)
+        self._parts = [(slots[is_left], rows[is_left], scores[is_left])]
+        self._n = int(is_left.sum())
+        self._limit = max(MAX_UNPRUNED_PAIRS, 2 * self._n)
 
     def columns(self) -> tuple[Int64Array, Int64Array, Float64Array]:
         """Return the slots, rows and scores of all pairs."""
@@ -178,7 +194,10 @@ class Prober:
         # While its floor rises the ball of a nearest subscription shrinks in place, at a false hit.
         is_posted = np.where(columns.kinds[slots] == NEAREST, floors < before, floors != before)
         columns.posted_floors[slots[is_posted]] = floors[is_posted]
-        store.repost(slots[is_posted])
+        is_fallen = floors < before
+        store.repost(slots[is_posted & ~is_fallen])
+        # A floor may fall to where it was before. What was posted for it then is void, so that no pair is found twice.
+        store.move(slots[is_fallen])
 
     # --- messages
 
@@ -186,16 +205,28 @@ class Prober:
         """Return what messages match; `ids` are those of their rows, and `times` and order say which are newer."""
         others: list[Matches] = []
         pairs = _PairList(self._store, has_window=self._plan.window is not None)
-        recency = messages.times if isinstance(self._plan.window, TimeWindow) else np.arange(messages.x.size)
         is_feed_at = self._store.columns.ks > 0
-        for start in range(0, messages.x.size, PROBED_AT_ONCE):
-            found, _ = self._matcher.found(rows_between(messages, start, start + PROBED_AT_ONCE))
-            found = found._replace(rows=found.rows + start)
+        n_messages = messages.x.size
+        recency = messages.times if isinstance(self._plan.window, TimeWindow) else np.arange(n_messages)
+        by_age = None
+        if self.has_feeds and (recency[1:] < recency[:-1]).any():
+            by_age = np.argsort(recency, kind="stable")
+            messages = taken_messages(messages, by_age)
+        stop, size = n_messages, FIRST_CHUNK if self.has_feeds else MAX_CHUNK
+        while stop > 0:
+            start = max(0, stop - size)
+            found, _ = self._matcher.found(rows_between(messages, start, stop))
+            rows = found.rows + start
+            found = found._replace(rows=rows if by_age is None else by_age[rows])
             is_feed = is_feed_at[found.slots]
+            n_found = found.slots.size
             if is_feed.any():
-                pairs.add(found.chosen(is_feed), recency)
+                n_pairs = pairs.add(found.chosen(is_feed), recency)
                 found = found.chosen(~is_feed)
+                n_found = found.slots.size + n_pairs
             others.append(found)
+            targeted = MAX_MATCHES_OF_A_CHUNK * (stop - start) // max(1, n_found)
+            stop, size = start, max(1, min(MAX_CHUNK, MAX_GROWTH * size, targeted))
         return Probed(self._deliveries(ordered(joined(others)), ids), *self._sent(pairs, n_shards))
 
     def _sent(self, found: _PairList, n_shards: int) -> tuple[RecordArray, list[int]]:
