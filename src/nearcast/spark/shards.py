@@ -38,8 +38,9 @@ from nearcast.storage.manifest import State
 from nearcast.tables.compile import compiled_table
 from nearcast.tables.delivery_tables import deliveries_table
 
-# A snapshot is due after about this many messages, in however few batches.
+# A snapshot is due after about this many messages, or this many pairs for feeds, in however few batches.
 MAX_SINCE_SNAPSHOT = 250_000
+MAX_PAIRS_SINCE_SNAPSHOT = 2_000_000
 # Snapshots of what has not changed are due less often by this factor.
 IDLE_FACTOR = 10
 
@@ -82,8 +83,8 @@ class Shard:
         self.broker = Broker.of_parts(self.parts)
         self.step = step_of(FIRST, CHANGES_STEP) - 1
         """The last step that was made."""
-        self.n_since_snapshot = 0
-        """The messages since the last snapshot."""
+        self.n_since_snapshot = self.n_pairs_since_snapshot = 0
+        """The messages since the last snapshot, and the pairs among them."""
         self.is_changed = False
         """Whether there is anything to save since the last snapshot."""
 
@@ -188,6 +189,7 @@ class Shard:
     def _matches(self, batch: int, record: BatchInput) -> tuple[Matches, MessageColumns, list[Id]]:
         """Return the matches of the feeds of this shard, and their messages as far as feeds need them."""
         pairs = self._node.pairs(batch, self.number)
+        self.n_pairs_since_snapshot += pairs.size
         slots = np.array(self.parts.store.slots_of_orders(pairs["order"]), np.int64)
         arrivals = record.first_arrival + pairs["row"].astype(np.int64)
         rows = np.arange(pairs.size)
@@ -267,7 +269,8 @@ def run_feeds(folder: Folder, number: int, batch: int) -> Report:
         work.write(batch, "feeds", shard.take_in(batch))
         if is_snapshot_due(shard.plan, number, batch, is_changed=shard.is_changed) or _is_overdue(shard):
             folder.save_snapshot(shard_name(number), batch, shard.state())
-            shard.n_since_snapshot, shard.is_changed = 0, False
+            shard.n_since_snapshot = shard.n_pairs_since_snapshot = 0
+            shard.is_changed = False
     return work.report()
 
 
@@ -363,8 +366,10 @@ def is_snapshot_due(plan: Plan, number: int, batch: int, *, is_changed: bool) ->
 
 def _is_overdue(shard: Shard) -> bool:
     """Whether the messages since the last snapshot would take too long to replay."""
-    most = MAX_SINCE_SNAPSHOT * (1 + shard.number / shard.plan.shards)
-    return shard.n_since_snapshot > most and shard.n_feeds > 0
+    # Not all shards at once.
+    factor = 1 + shard.number / shard.plan.shards
+    is_long = shard.n_since_snapshot > MAX_SINCE_SNAPSHOT * factor
+    return shard.n_feeds > 0 and (is_long or shard.n_pairs_since_snapshot > MAX_PAIRS_SINCE_SNAPSHOT * factor)
 
 
 def claimed_shard(folder: Folder, claims: str | None, task: int) -> int:
