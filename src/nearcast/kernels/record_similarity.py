@@ -4,8 +4,7 @@ record            SCORED of kernels/scored.py: what most postings are scored by,
 has_word, weights, units   of the message, by token id, see kernels/scored_probe.py
 token_offsets, token_ids, token_weights   those of the subscriptions; reading them is a cache miss
 
-Several postings of a subscription may find a message. The one for the first words that they share proposes it, for the
-others the similarity is PROPOSED_ELSEWHERE.
+Several postings of a subscription may find a message. The one for the first words that they share proposes it.
 """
 
 from __future__ import annotations
@@ -15,10 +14,7 @@ from typing import Any
 from nearcast.arrays import BoolArray, Float64Array, Int32Array, IntLike
 from nearcast.jit import kernel
 from nearcast.kernels.scored import ALONE, ANY, EVERY, MAX_RECORD_WORDS, NONE
-from nearcast.kernels.verify import NEAREST, TOPK
-from nearcast.scoring.textual import WEIGHTED_JACCARD, addable, set_similarity, shared_and_union_weight
-
-PROPOSED_ELSEWHERE = -1.0
+from nearcast.scoring.textual import addable, shared_and_union_weight
 
 
 @kernel
@@ -27,19 +23,6 @@ def is_first_here(record: Any, first: int, following: int) -> bool:
     return record["rank"] == EVERY or (
         record["rank"] == first and (record["next"] == ANY or record["next"] == following)
     )
-
-
-@kernel
-def similarity_of_record(record: Any, has_word: BoolArray, weights: Float64Array, units: Float64Array) -> float:
-    """Return the textual similarity by the record alone, which has all words of the subscription."""
-    first, following, count = shared_of_record(record, has_word)
-    if not is_first_here(record, first, following):
-        return PROPOSED_ELSEWHERE
-    if record["kind"] == TOPK:
-        return cosine_of_record(record, first, count, weights, units)
-    if record["kind"] == NEAREST:
-        return 0.0
-    return overlap_of_record(record, first, count, weights)
 
 
 @kernel
@@ -86,15 +69,17 @@ def cosine_of_record(record: Any, first: int, count: int, weights: Float64Array,
 
 @kernel
 def cosine_of_columns(
-    record: Any,
     token_offsets: Int32Array,
     token_ids: Int32Array,
     token_weights: Float64Array,
     slot: IntLike,
     has_word: BoolArray,
     units: Float64Array,
-) -> float:
-    """Return the cosine of a top-k subscription by its columns; for a nearest one, a number that is not negative."""
+) -> tuple[int, int, float]:
+    """Return the ranks of the first and the second shared word, and the cosine of a top-k subscription.
+
+    For a nearest one the last number means nothing.
+    """
     start = token_offsets[slot]
     first = NONE
     following = ALONE
@@ -104,15 +89,14 @@ def cosine_of_columns(
             following = first
             first = i - start
             cosine += addable(token_weights[i] * units[token_ids[i]])
-    if first == NONE or not is_first_here(record, first, following):
-        return PROPOSED_ELSEWHERE
-    return cosine
+    return first, following, cosine
 
 
 @kernel
-def similarity_of_columns(record: Any, s: Any, messages: Any, slot: IntLike, row: int, has_word: BoolArray) -> float:
-    """Return the textual similarity of a similarity subscription by its columns."""
-    token_offsets, token_ids, token_weights = s.token_offsets, s.token_ids, s.token_weights
+def shared_of_columns(
+    token_offsets: Int32Array, token_ids: Int32Array, token_weights: Float64Array, slot: IntLike, has_word: BoolArray
+) -> tuple[int, int, int, float, float]:
+    """Return the ranks of the first two shared words, how many there are, their weight, and that of all words."""
     start = token_offsets[slot]
     first = NONE
     following = ALONE
@@ -126,14 +110,14 @@ def similarity_of_columns(record: Any, s: Any, messages: Any, slot: IntLike, row
             first = i - start
             count += 1
             shared += token_weights[i]
-    if not is_first_here(record, first, following):
-        return PROPOSED_ELSEWHERE
-    m_start, m_stop = messages.token_offsets[row], messages.token_offsets[row + 1]
-    if s.similarities[slot] == WEIGHTED_JACCARD:
-        s_tokens = slice(start, token_offsets[slot + 1])
-        m_tokens = slice(m_start, m_stop)
-        shared, whole = shared_and_union_weight(
-            token_ids[s_tokens], token_weights[s_tokens], messages.token_ids[m_tokens], messages.token_weights[m_tokens]
-        )
-    n_words = token_offsets[slot + 1] - start
-    return set_similarity(s.similarities[slot], count, n_words, m_stop - m_start, shared, whole)
+    return first, following, count, shared, whole
+
+
+@kernel
+def weights_of_pair(s: Any, messages: Any, slot: IntLike, row: int) -> tuple[float, float]:
+    """Return the weights of the words that a subscription and a message share, and of all that they have."""
+    s_tokens = slice(s.token_offsets[slot], s.token_offsets[slot + 1])
+    m_tokens = slice(messages.token_offsets[row], messages.token_offsets[row + 1])
+    return shared_and_union_weight(
+        s.token_ids[s_tokens], s.token_weights[s_tokens], messages.token_ids[m_tokens], messages.token_weights[m_tokens]
+    )

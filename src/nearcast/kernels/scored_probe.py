@@ -21,15 +21,20 @@ from nearcast.jit import kernel
 from nearcast.kernels.balls import BLOCK, FAR, balls_with, coordinates, scale_of, shrink
 from nearcast.kernels.postings import words_of
 from nearcast.kernels.record_similarity import (
-    PROPOSED_ELSEWHERE,
     cosine_of_columns,
-    similarity_of_columns,
-    similarity_of_record,
+    cosine_of_record,
+    is_first_here,
+    overlap_of_record,
+    shared_of_columns,
+    shared_of_record,
+    weights_of_pair,
 )
+from nearcast.kernels.scored import NONE
 from nearcast.kernels.sorting import BLOCK_SIZE, is_block_full, packed, sort_with_numbers
 from nearcast.kernels.spans import SPAN_SIZE, spans_of_message
 from nearcast.kernels.verify import NEAREST, TOPK
 from nearcast.scoring.spatial import SLACK, blend, spatial_similarity
+from nearcast.scoring.textual import WEIGHTED_JACCARD, set_similarity
 from nearcast.space.distance import distance
 
 
@@ -121,7 +126,7 @@ def probe_scored(
     groups, runs, scored, scored_slots = segment.groups, segment.runs, segment.scored, segment.scored_slots
     balls, summaries, space_box = segment.balls, segment.summaries, segment.space_box
     s_token_offsets, s_token_ids, s_token_weights = s.token_offsets, s.token_ids, s.token_weights
-    floors, posted_floors = s.floors, s.posted_floors
+    floors, posted_floors, similarities = s.floors, s.posted_floors, s.similarities
     token_offsets, token_ids = messages.token_offsets, messages.token_ids
     has_word, weights, units = words
     is_geographic, max_dist = metric
@@ -164,15 +169,34 @@ def probe_scored(
             # A cosine may be above 1 by its rounding.
             if is_topk and blend(weight, near, 1.0 + SLACK) < least:
                 continue
-            # Test with the record alone if it has all words: reading columns is a cache miss.
+            alike = 0.0
+            # Test with the record alone if it has all words: reading columns is a cache miss. The steps stand here, not
+            # in a function of their own: that would cost a third more.
             if record["whole"] != 0.0:
-                alike = similarity_of_record(record, has_word, weights, units)
+                first, following, count = shared_of_record(record, has_word)
+                if not is_first_here(record, first, following):
+                    continue
+                if is_topk:
+                    alike = cosine_of_record(record, first, count, weights, units)
+                elif not is_nearest:
+                    alike = overlap_of_record(record, first, count, weights)
             elif is_topk or is_nearest:
-                alike = cosine_of_columns(record, s_token_offsets, s_token_ids, s_token_weights, slot, has_word, units)
+                first, following, alike = cosine_of_columns(
+                    s_token_offsets, s_token_ids, s_token_weights, slot, has_word, units
+                )
+                if first == NONE or not is_first_here(record, first, following):
+                    continue
             else:
-                alike = similarity_of_columns(record, s, messages, slot, row, has_word)
-            if alike == PROPOSED_ELSEWHERE:
-                continue
+                first, following, count, shared, whole = shared_of_columns(
+                    s_token_offsets, s_token_ids, s_token_weights, slot, has_word
+                )
+                if not is_first_here(record, first, following):
+                    continue
+                if similarities[slot] == WEIGHTED_JACCARD:
+                    # Passing all columns costs more than the rest, so it is the last resort.
+                    shared, whole = weights_of_pair(s, messages, slot, row)
+                n_words = s_token_offsets[slot + 1] - s_token_offsets[slot]
+                alike = set_similarity(similarities[slot], count, n_words, tokens.size, shared, whole)
             score = np.nan
             if not is_nearest:
                 score = blend(weight, near, alike) if is_topk else blend(weight, alike, near)
