@@ -142,12 +142,13 @@ class Scenario:
         for _, messages in self.batches:
             found.append([])
             for message in messages:
-                now = max(now, message.ts)
+                latest = max(now, message.ts)
                 if isinstance(window, nc.CountWindow):
                     recent = taken[-window.size :]
                 else:
-                    recent = [other for other in taken if other.ts > now - window.seconds]
+                    recent = [other for other in taken if other.ts > latest - window.seconds]
                 if message.id not in [other.id for other in recent]:
+                    now = latest
                     taken.append(message)
                     found[-1].append(message)
         return found

@@ -4,9 +4,11 @@ import json
 import math
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +22,7 @@ from nearcast.spark.folder import Folder
 from nearcast.spark.plan import FIRST, Plan
 from nearcast.spark.retention import Retention
 from nearcast.spark.shards import claimed_shard, run_changes, shard_after
-from pipelines import IS_SOAK, Move, Scenario, delivered
+from pipelines import IS_SOAK, WORDS, Move, Scenario, delivered, subscription
 
 
 @pytest.fixture
@@ -148,6 +150,132 @@ def test_every_clock_gives_what_a_broker_does(tmp_path, clock, delay, partitione
     assert pipeline.answers(9) == scenario.ended
     left = [row for batch in (2, 3, 7) for row in expected[batch]]
     assert bool(left) == (clock == "processing")
+
+
+@pytest.mark.parametrize(("clock", "delay"), [("watermark", 5), ("processing", 0)])
+@pytest.mark.parametrize("seed", range(110, 118 if IS_SOAK else 113))
+def test_shards_are_opened_again_while_results_expire(tmp_path, seed, clock, delay):
+    """Batches without changes, whose time makes results expire before their messages come; processes that forget."""
+    settings = {"is_active": False, "is_written": False, "clock": clock, "delay": delay}
+    scenario = Scenario(tmp_path / "in", seed=seed, n_batches=14, n_messages=40, **settings)
+    scenario.window = nc.TimeWindow(90)
+    draw = random.Random(seed)
+    scenario.first = [subscription(draw, i, ("topk", "nearest")) for i in range(30)]
+    scenario.first += [replace(one, k=8) for one in scenario.first[:15]]
+    for batch in range(14):
+        if batch % 4 != 3:
+            scenario.batches[batch][0].clear()
+    options = {"snapshot_every": 5, "n_processes": 2, "parallelism": 2, "draw": random.Random(seed)}
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2, **options)
+    for batch in range(14):
+        pipeline.run(batch)
+        if draw.random() < 0.6:
+            pipeline.jobs.forget()
+    assert delivered(pipeline.folder.path) == scenario.expected()[0]
+    assert pipeline.answers(13) == scenario.ended
+
+
+@pytest.mark.parametrize("window", [nc.CountWindow(150), nc.TimeWindow(150)], ids=["count", "time"])
+def test_a_replay_may_give_other_floors_than_were_committed(tmp_path, monkeypatch, window):
+    """Here floors rise after each batch to the last results, but not while it is replayed: then they are too low."""
+    take_in, follow, replaying = shards.Shard.take_in, shards.Shard.follow, []
+
+    def evaluating(shard, batch):
+        found = take_in(shard, batch)
+        if not replaying:
+            feeds = shard.parts.feeds
+            rows = feeds._feed_of_slot[feeds.slots()].astype(np.int64)
+            table = feeds._buffers.table[rows]
+            is_full = table["size"] >= table["k"]
+            last = feeds._buffers.scores_at(rows[is_full], table["k"][is_full] - 1)
+            feeds._buffers.drop_below(rows[is_full], last)
+            feeds.floors.set(rows[is_full], last)
+        return found
+
+    def following(shard, step):
+        replaying.append(step)
+        try:
+            return follow(shard, step)
+        finally:
+            replaying.pop()
+
+    monkeypatch.setattr(shards.Shard, "take_in", evaluating)
+    monkeypatch.setattr(shards.Shard, "follow", following)
+    scenario = Scenario(tmp_path / "in", seed=123, n_batches=16, n_messages=40, is_active=False, is_written=False)
+    scenario.window = window
+    draw = random.Random(9)
+    scenario.first = [replace(subscription(draw, i, ("topk", "nearest")), k=2) for i in range(40)]
+    for batch in range(16):
+        scenario.batches[batch][0].clear()
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2, snapshot_every=100)
+    for batch in range(16):
+        pipeline.run(batch)
+        if batch in (2, 5, 6, 9, 13):
+            pipeline.jobs.forget()
+    assert delivered(pipeline.folder.path) == scenario.expected()[0]
+    assert pipeline.answers(15) == scenario.ended
+
+
+@pytest.mark.parametrize("window", [nc.CountWindow(25), nc.TimeWindow(25)], ids=["count", "time"])
+@pytest.mark.parametrize("forgets", [True, False])
+def test_feeds_that_come_after_a_time_without_any(tmp_path, window, forgets):
+    """The log of that time is gone but for the window; cached processes have not followed it."""
+    scenario = Scenario(tmp_path / "in", seed=120, n_batches=40, n_messages=10, is_active=False, is_written=False)
+    scenario.window = window
+    draw = random.Random(5)
+    scenario.first = [subscription(draw, i, ("boolean",)) for i in range(10)]
+    feeds = [subscription(draw, i, ("topk", "nearest")) for i in range(100, 106)]
+    for batch in range(40):
+        scenario.batches[batch][0].clear()
+    scenario.batches[18][0].extend(feeds[:3])
+    scenario.batches[24][0].extend([one.id for one in feeds[:3]])
+    # Some are in the other shard.
+    scenario.batches[37][0].extend(feeds)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2, snapshot_every=1, n_processes=2)
+    for batch in range(40):
+        pipeline.run(batch)
+        if forgets:
+            pipeline.jobs.forget()
+    assert delivered(pipeline.folder.path) == scenario.expected()[0]
+    assert pipeline.answers(39) == scenario.ended
+
+
+def test_a_source_that_is_silent_until_all_has_expired(tmp_path):
+    """The snapshots that are left are of the time without messages."""
+    settings = {"is_active": False, "is_written": False, "clock": "processing"}
+    scenario = Scenario(tmp_path / "in", seed=121, n_batches=30, n_messages=12, **settings)
+    scenario.window = nc.TimeWindow(60)
+    scenario.batches[3:28] = [([], [])] * 25
+    moment = scenario.now(28)
+    scenario.batches[28:] = [
+        (changes, [replace(message, ts=moment + place) for place, message in enumerate(messages)])
+        for changes, messages in scenario.batches[28:]
+    ]
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2, snapshot_every=1)
+    for batch in range(30):
+        pipeline.run(batch)
+        if batch in (12, 26, 28):
+            pipeline.jobs.forget()
+            pipeline.restart()
+    assert delivered(pipeline.folder.path) == scenario.expected()[0]
+    assert pipeline.answers(29) == scenario.ended
+
+
+def test_all_subscriptions_of_a_shard_are_removed(tmp_path):
+    """More than a store tolerates dead, so that no slot is left; floors have changed since the snapshot."""
+    scenario = Scenario(tmp_path / "in", seed=122, n_batches=4, n_messages=20, is_active=False, is_written=False)
+    scenario.window = nc.CountWindow(30)
+    scenario.first = [nc.TopK(f"s{i}", WORDS[i % 3], at=(0.5, 0.5), k=1) for i in range(1500)]
+    scenario.batches[1] = ([one.id for one in scenario.first], scenario.batches[1][1])
+    for batch in (0, 2, 3):
+        scenario.batches[batch][0].clear()
+    scenario.batches[3][0].append(scenario.first[0])
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=1, snapshot_every=100)
+    for batch in range(4):
+        pipeline.run(batch)
+        pipeline.jobs.forget()
+    assert delivered(pipeline.folder.path) == scenario.expected()[0]
+    assert pipeline.answers(3) == scenario.ended
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)

@@ -98,6 +98,11 @@ class Feeds:
         """How many there are."""
         return len(self._buffers)
 
+    def slots(self) -> Int64Array:
+        """Return the slots of all feeds."""
+        self._follow_slots()
+        return np.flatnonzero(self._feed_of_slot >= 0)
+
     # --- subscriptions
 
     def register(self, slots: Int64Array) -> FeedChanges:
@@ -163,6 +168,7 @@ class Feeds:
 
     def expire(self) -> bool:
         """Drop messages that have expired since the last call; return whether results may have changed."""
+        self._evaluated = []
         if self._window is None or not self._window.expire():
             return False
         self._update(NO_MATCHES, self._window.columns)
@@ -179,7 +185,7 @@ class Feeds:
         self.evaluate(slots)
 
     def evaluated_slots(self) -> Int64Array:
-        """Return the feeds that were evaluated since the last batch ended, whose floors may have fallen."""
+        """Return the feeds that the last `expire` has evaluated, whose floors may have fallen."""
         orders = np.unique(np.concatenate([NO_NUMBERS, *self._evaluated]))
         return np.array(self._store.slots_of_orders(orders), np.int64)
 

@@ -53,6 +53,8 @@ class Floors:
             return np.zeros(0, np.int64), np.zeros(0)
         orders, self._changed = np.unique(np.concatenate(self._changed)), []
         columns = self._store.columns
+        if not columns.orders.size:
+            return np.zeros(0, np.int64), np.zeros(0)
         slots = np.minimum(np.searchsorted(columns.orders, orders), columns.orders.size - 1)
         # Some may have been removed.
         slots = slots[columns.orders[slots] == orders]

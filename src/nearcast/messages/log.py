@@ -49,7 +49,7 @@ class MessageLog:
     def drop_before(self, arrival: int) -> None:
         """Drop segments of earlier messages and, if there are many, the rows of earlier messages."""
         self.index.expire(arrival)
-        n_dropped = arrival - self.first_arrival
+        n_dropped = min(arrival - self.first_arrival, self._ids.size)
         if n_dropped <= MIN_CUT + self._ids.size // 2:
             return
         self._rows = GrowableColumns(taken_messages(self.columns, np.arange(n_dropped, self._ids.size)))

@@ -65,6 +65,11 @@ class MessageWindow:
     def _drop_expired(self) -> None:
         """Find the oldest current message."""
         horizon, times, start = self._horizon, self.columns.times, self.log.first_arrival
+        self._expired_until = horizon
+        if not times.size:
+            # All have expired, and the log has dropped them.
+            self._first = self._end
+            return
         row, end = max(0, self._first - start), self._end - start
         while row < end:
             is_left = times[row : min(end, row + ROWS_AT_ONCE)] <= horizon
@@ -73,7 +78,6 @@ class MessageWindow:
             if n_left < is_left.size:
                 break
         self._first = max(self._first, start + row)
-        self._expired_until = horizon
 
     def release(self) -> None:
         """Let the log drop expired messages, unless others read it too."""

@@ -101,6 +101,7 @@ class Driver(Generic[Rows]):
         n_feeds = known.commit.feeds
         if len(record.changes):
             stages.changes = self._jobs.run_changes(batch)
+            folder.check_driver(self._name)
             self._write_floors(step_of(batch, CHANGES_STEP), stages.changes)
             n_feeds = sum(report.feeds for report in stages.changes)
             self._n_unsaved += len(record.changes)
@@ -136,6 +137,7 @@ class Driver(Generic[Rows]):
             return record
         if rows is not None:
             stages.messages = self._jobs.read_rows(rows, batch, is_matching=may_match)
+        self._folder.check_driver(self._name)
         return commit_input(
             self._folder,
             batch,
@@ -183,6 +185,8 @@ class Driver(Generic[Rows]):
     def _commit(self, batch: int, before: Commit, stages: Stages) -> Commit:
         """Commit a batch: write the floors that have changed, then what makes its deliveries visible."""
         folder = self._folder
+        # Another driver may have committed the batch meanwhile.
+        folder.check_driver(self._name)
         n_floors = self._write_floors(step_of(batch, MESSAGES_STEP), stages.feeds) if stages.feeds else 0
         files = stages.deliveries
         if not files:

@@ -27,8 +27,8 @@ class SeenIds:
 
     A message is a duplicate if a message with its id came before, was not dropped itself, and is recent. With a
     CountWindow the last `size` messages are recent; with a TimeWindow those whose time is later than `now - seconds`,
-    `now` being the latest time of a message so far, this one included. So the division into batches does not matter.
-    A message without a time is no duplicate there.
+    `now` being the latest time of this message and of those so far that were not dropped. So neither the division into
+    batches nor a restart matters. A message without a time is no duplicate there.
     """
 
     def __init__(self, folder: Folder, window: Window):
@@ -82,12 +82,12 @@ class SeenIds:
                     arrival += 1
             self._n_arrived = arrival
         else:
-            nows = np.maximum(np.maximum.accumulate(times), self._now)
-            for row, (key, time, now) in enumerate(zip(ids, times.tolist(), nows.tolist(), strict=True)):
+            for row, (key, time) in enumerate(zip(ids, times.tolist(), strict=True)):
+                now = max(self._now, time)
                 if time == NO_TIME or last.get(key, NO_TIME) <= now - length:
                     found[row] = True
                     last[key] = time
-            self._now = int(nows[-1]) if nows.size else self._now
+                    self._now = now
         self._prune()
         return found
 

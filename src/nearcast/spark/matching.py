@@ -18,7 +18,7 @@ from nearcast.spark import worker
 from nearcast.spark.folder import INDEX, PAIRS, Folder
 from nearcast.spark.inputs import PieceReport, Run, write_changes, write_messages
 from nearcast.spark.node import Node, opened_node
-from nearcast.spark.plan import CHANGES_STEP, MESSAGES_STEP, Matched, step_of
+from nearcast.spark.plan import CHANGES_STEP, MESSAGES_STEP, RANGES, Matched, step_of
 from nearcast.storage.manifest import State
 
 
@@ -63,7 +63,7 @@ def match_messages(folder: Folder, task: int, batch: int) -> TaskReport:
         start, stop = node.input(batch).tasks[task]
         parts = list(node.messages(batch, start, stop))
         columns, ids = stacked([part[0] for part in parts]), pa.concat_arrays([part[1] for part in parts])
-        matched = _matched(node, step, batch, task, columns, ids)
+        matched = _matched(node, step, batch, RANGES + task, columns, ids)
     return watch.report(task, (), matched)
 
 
@@ -74,16 +74,16 @@ def save_index(folder: Folder, batch: int) -> None:
         folder.save_snapshot(INDEX, batch, node.prober_after(step).state())
 
 
-def _matched(node: Node, step: int, batch: int, task: int, columns: MessageColumns, ids: pa.Array) -> Matched:
+def _matched(node: Node, step: int, batch: int, number: int, columns: MessageColumns, ids: pa.Array) -> Matched:
     """Match messages with the index after a step; write deliveries, and the pairs for feeds if there are feeds."""
     prober = node.prober_after(step)
     probed = prober.probe(columns, ids, node.plan.shards)
     if prober.has_feeds:
         state = State({"pairs": probed.pairs}, {}, {"offsets": probed.offsets})
-        node.folder.write_part(PAIRS, batch, task, state)
+        node.folder.write_part(PAIRS, batch, number, state)
     files: tuple[str, ...] = ()
     if probed.deliveries.num_rows:
-        files = (f"messages-{task:05d}",)
+        files = (f"messages-{number:07d}",)
         node.folder.write_table("deliveries", batch, files[0], probed.deliveries)
     return Matched(files, probed.deliveries.num_rows, probed.pairs.size, prober.has_feeds)
 

@@ -24,7 +24,7 @@ from nearcast.spark import worker
 from nearcast.spark.changes import Changes, read_changes
 from nearcast.spark.folder import INDEX, LOG, PAIR, PAIRS, Folder, shard_name
 from nearcast.spark.horizon import first_in_window
-from nearcast.spark.plan import CHANGES_STEP, FIRST, MESSAGES_STEP, BatchInput, step_of
+from nearcast.spark.plan import CHANGES_STEP, FIRST, MESSAGES_STEP, RANGES, BatchInput, step_of
 from nearcast.spark.prober import Prober
 from nearcast.tables.intake import Intake
 from nearcast.text.vocabulary import Vocabulary
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Words that a process may add to its vocabulary before it opens its index again, with fewer words.
 MAX_ADDED_WORDS = 1_000_000
+# Records of batches that a process caches; a full cache is cleared.
+MAX_RECORDS = 20_000
 
 
 class Node:
@@ -69,6 +71,8 @@ class Node:
         """Return the record of a batch."""
         record = self._records.get(batch)
         if record is None:
+            if len(self._records) > MAX_RECORDS:
+                self._records.clear()
             record = self._records[batch] = self.folder.read_input(batch)
         return record
 
@@ -106,35 +110,47 @@ class Node:
         return found
 
     def open_log(self, batch: int) -> None:
-        """Let the log begin with the window of a shard that is opened as it was after a batch."""
-        first = self._first_needed(batch)
-        if self._logged is not None and self._logged[0] <= first:
+        """Let the log begin with the window as it is after a batch, or earlier, without a gap up to that."""
+        first = self._first_in_window(batch)
+        if self._logged is not None and self._logged[0] <= first <= self._logged[1] + 1:
             return
         # The cached shards read the log that is replaced; they are opened again.
         self.shards.clear()
         self.log = self._new_log()
         self._logged = first, first - 1
 
+    def has_log_since(self, batch: int) -> bool:
+        """Whether the log has the window as it is after a batch."""
+        return self._logged is not None and self._logged[0] <= self._first_in_window(batch) <= self._logged[1] + 1
+
     def load_log(self, batch: int) -> None:
         """Append the messages up to a batch to the log, and drop those that no shard needs any more."""
         assert self._logged is not None
-        first, last = self._logged
-        for number in range(last + 1, batch + 1):
-            for columns, ids, _ in self.messages(number, 0, len(self.input(number).messages)):
+        for number in range(self._logged[1] + 1, batch + 1):
+            for columns, ids, _ in list(self.messages(number, 0, len(self.input(number).messages))):
                 self.log.append(columns, ids)
-            if number % self.plan.snapshot_every == 0 and first < (needed := self._first_needed(batch)) <= number:
-                first = needed
-                self.log.drop_before(self.input(first).first_arrival)
-        self._logged = first, max(last, batch)
+            # Noted at once: another attempt must not append them again.
+            self._logged = self._logged[0], number
+            if number % self.plan.snapshot_every == 0:
+                self._drop_unneeded(number)
 
-    def _first_needed(self, batch: int) -> int:
-        """Return the first batch with messages in a window: of a shard after a batch, or in its oldest snapshot."""
+    def _drop_unneeded(self, batch: int) -> None:
+        """Drop messages that were in no window after a batch, or after the oldest snapshot of a shard."""
+        assert self._logged is not None
         snapshots = (self.folder.snapshots_of(shard_name(shard)) for shard in range(self.plan.shards))
-        oldest = min([batch, *(numbers[-1] if numbers else FIRST for numbers in snapshots)])
-        if oldest <= FIRST:
+        first = self._first_in_window(min([batch, *(numbers[-1] if numbers else FIRST for numbers in snapshots)]))
+        if self._logged[0] < first <= batch:
+            self.log.drop_before(self.input(first).first_arrival)
+            self._logged = first, self._logged[1]
+
+    def _first_in_window(self, batch: int) -> int:
+        """Return the first batch with messages of the window as it is after a batch; FIRST if its input is gone."""
+        if batch <= FIRST:
             return FIRST
-        known = [number for number in self.folder.inputs() if number <= oldest]
-        return first_in_window(self.plan.window, {number: self.input(number) for number in known}, oldest)
+        known = [number for number in self.folder.inputs() if number <= batch]
+        if batch not in known:
+            return FIRST
+        return first_in_window(self.plan.window, {number: self.input(number) for number in known}, batch)
 
     def _new_log(self) -> MessageLog:
         return MessageLog(self.plan.space, has_times=isinstance(self.plan.window, TimeWindow))
@@ -147,7 +163,7 @@ class Node:
         parts = []
         if record.tasks:
             for task, (start, _) in enumerate(record.tasks):
-                found = self._pairs(batch, task, shard)
+                found = self._pairs(batch, RANGES + task, shard)
                 found["row"] += start
                 parts.append(found)
         else:

@@ -27,6 +27,9 @@ ClockName = Literal["event", "watermark", "processing"]
 MAX_DELAY = 1e11
 # A batch has two steps: its changes, then its messages.
 CHANGES_STEP, MESSAGES_STEP = 0, 1
+# What tasks find that match ranges of messages is numbered from here on: a task that was matching the rows that it read
+# may still write what it has found.
+RANGES = 1_000_000
 PLAIN_NAMES = (
     *("shards", "snapshot_every", "subscription_id", "message_id"),
     *("partitioner", "partitioner_options", "clock", "delay", "answer", "drop_duplicates"),

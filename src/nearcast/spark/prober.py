@@ -180,6 +180,14 @@ class Prober:
         if store.generation != generation:
             self._homes = Growable(self._homes.values[np.searchsorted(orders, store.columns.orders)])
 
+    def floors_of(self, orders: Int64Array) -> Float64Array:
+        """Return the floors of feeds, by registration number; of feeds that are not here the lowest number."""
+        columns = self._store.columns
+        if not columns.orders.size:
+            return np.full(orders.size, -np.inf)
+        slots = np.minimum(np.searchsorted(columns.orders, orders), columns.orders.size - 1)
+        return np.where(columns.orders[slots] == orders, columns.floors[slots], -np.inf)
+
     def apply_floors(self, orders: Int64Array, floors: Float64Array) -> None:
         """Set the floors of feeds, by registration number; a floor that falls must be applied before messages."""
         store = self._store

@@ -54,7 +54,7 @@ class Retention:
         shards = min(oldest[shard_name(shard)] for shard in range(self._plan.shards))
         index = min(oldest[INDEX], oldest.get(ROUTER, oldest[INDEX]))
         feeds = self._before_feeds(shards, committed)
-        known = sorted(number for number, size in sizes[INPUTS].items() if size)
+        known = {number for number, size in sizes[INPUTS].items() if size}
         needed = self._needed_log(known, feeds, committed)
         if self._keep.log > 0:
             needed |= {number for number in known if self._archive.age(number, now) <= self._keep.log}
@@ -64,8 +64,10 @@ class Retention:
         log = self._remove_parts(LOG, lambda number: number in needed or number > feeds)
         others = self._remove_parts(CHANGES, lambda number: number > min(shards, index))
         others += self._remove_parts(PAIRS, lambda number: number > feeds)
-        self._archive.merge(first_input)
-        self._archive.remove(first_input, now - self._keep.deliveries)
+        # The ages of what is kept are those of the commits.
+        end = first_input if self._keep.log > 0 else min(shards, index, committed)
+        self._archive.merge(end)
+        self._archive.remove(end, now - self._keep.deliveries)
         return sum(sum(of_name.values()) for of_name in sizes.values()), log + others
 
     def _oldest_snapshot(self, name: str, sizes: dict[int, int], committed: int) -> int:
@@ -91,7 +93,7 @@ class Retention:
             batch += 1
         return batch
 
-    def _needed_log(self, known: list[int], feeds: int, committed: int) -> set[int]:
+    def _needed_log(self, known: set[int], feeds: int, committed: int) -> set[int]:
         """Return the batches up to one whose messages are in the window or active then."""
         if feeds < FIRST or feeds not in known:
             return {number for number in known if number <= committed}

@@ -32,6 +32,7 @@ from nearcast.spark.folder import Folder, shard_name
 from nearcast.spark.inputs import rejected_table
 from nearcast.spark.node import Node, ShardActive, opened_node
 from nearcast.spark.plan import CHANGES_STEP, FIRST, MESSAGES_STEP, WATERMARK, BatchInput, Plan, step_of
+from nearcast.spark.prober import Prober
 from nearcast.spark.replicas import KINDS_WITH_RESULTS
 from nearcast.spark.words import renumbered_words, with_words
 from nearcast.storage.manifest import State
@@ -87,6 +88,8 @@ class Shard:
         """The messages since the last snapshot, and the pairs among them."""
         self.is_changed = False
         """Whether there is anything to save since the last snapshot."""
+        # The feeds whose floors are not those with which the messages of this step are matched.
+        self._unsure = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         """Return the number of subscriptions."""
@@ -97,12 +100,18 @@ class Shard:
         """How many of them are top-k or nearest ones."""
         return self.parts.feeds.n_feeds
 
+    def prober_before(self, step: int) -> Prober:
+        """Return the index with which the messages of a step are matched, as it is before the step."""
+        return self._node.prober_after(step - 1)
+
     # --- the two steps
 
     def change(self, batch: int) -> tuple[list[pa.Table], list[Rejection]]:
         """Advance the clock and apply the changes of a batch; return the deliveries and the rejected changes."""
         record = self._node.input(batch)
         self.step = step_of(batch, CHANGES_STEP)
+        # The messages of this batch are matched with the floors that this step reports.
+        self._unsure = np.zeros(0, np.int64)
         deliveries: list[pa.Table] = []
         rejected: list[Rejection] = []
         if not len(record.changes):
@@ -140,13 +149,13 @@ class Shard:
         self.step = step_of(batch, MESSAGES_STEP)
         self.n_since_snapshot += len(record.messages)
         deliveries: list[pa.Table] = []
-        fallen = np.zeros(0, np.int64)
+        fallen, self._unsure = self._unsure, np.zeros(0, np.int64)
         self._see(batch - 1)
         if record.moment is not None and not len(record.changes):
             parts.clock.advance(round(record.moment * MICROSECONDS))
             if parts.feeds.expire():
                 # The pairs of this batch were found with the floors before.
-                fallen = parts.feeds.evaluated_slots()
+                fallen = np.union1d(fallen, parts.feeds.evaluated_slots())
                 deliveries.append(as_table(parts, outcome_of(parts.feeds.finish())))
                 self.is_changed = True
         parts.clock.advance(record.clock)
@@ -162,6 +171,10 @@ class Shard:
         window = self.parts.window
         if window is None or batch < FIRST or not (self.parts.feeds or has_new_feeds):
             return
+        if not self.parts.feeds:
+            # Without feeds nobody has followed the log.
+            self._node.open_log(batch)
+            window.log = self._node.log
         self._node.load_log(batch)
         window.extend(self._node.input(batch).end_arrival)
 
@@ -202,6 +215,21 @@ class Shard:
         return found, empty_messages()._replace(arrivals=arrivals), ids
 
     # --- following the log
+
+    def check_floors(self, prober: Prober) -> None:
+        """Evaluate feeds whose floors are lower than those with which messages have been matched since.
+
+        What a feed is evaluated to depends on the window alone, but when it is evaluated depends on what was in its
+        buffer; so a shard that was opened from a snapshot may have floors that were never committed. They are reported
+        with the step.
+        """
+        feeds, columns = self.parts.feeds, self.parts.store.columns
+        if self.parts.window is None or not feeds:
+            return
+        slots = feeds.slots()
+        self._unsure = slots[columns.floors[slots] < prober.floors_of(columns.orders[slots])]
+        if self._unsure.size:
+            feeds.evaluate(self._unsure)
 
     def follow(self, step: int) -> int:
         """Make the steps up to one, without writing anything; return their number."""
@@ -285,11 +313,13 @@ class _Work:
         self._file: str | None = None
         self._started, self._cpu_started = time.perf_counter(), time.process_time()
 
-    def begin(self, shard: Shard, step: int) -> None:
+    def begin(self, shard: Shard, step: int, *, is_new: bool) -> None:
         """Bring the shard to where it was before a step."""
         self.shard, self._n_replayed = shard, shard.follow(step - 1)
         # Only those of the step itself are reported.
         shard.parts.feeds.floors.take_changed()
+        if is_new or self._n_replayed:
+            shard.check_floors(shard.prober_before(step))
 
     def write(self, batch: int, name: str, found: Iterable[pa.Table]) -> None:
         """Write the deliveries of a step, if there are any."""
@@ -325,22 +355,25 @@ def _opened_shard(folder: Folder, number: int, step: int) -> Iterator[_Work]:
     work = _Work(folder)
     with opened_node(folder, step) as node:
         cached = node.shards.pop(number, None)
-        is_cached = cached is not None and _can_follow(folder, cached, step)
+        is_cached = cached is not None and _can_follow(node, cached, step)
         shard = cached if cached is not None and is_cached else _opened(node, number, step)
-        work.begin(shard, step)
+        work.begin(shard, step, is_new=not is_cached)
         yield work
         node.shards[number] = shard
         if not is_cached:
             worker.freeze()
 
 
-def _can_follow(folder: Folder, shard: Shard, step: int) -> bool:
+def _can_follow(node: Node, shard: Shard, step: int) -> bool:
     """Whether a cached shard can follow the log to a step, and no snapshot is nearer to it."""
     if shard.step >= step:
         return False
     if shard.step == step - 1:
         return True
-    return max(folder.snapshots_until(shard_name(shard.number), (step - 2) // 2), default=FIRST) <= shard.step // 2
+    batch = shard.step // 2
+    if shard.parts.window is not None and shard.n_feeds and not node.has_log_since(batch):
+        return False
+    return max(node.folder.snapshots_until(shard_name(shard.number), (step - 2) // 2), default=FIRST) <= batch
 
 
 def _opened(node: Node, number: int, step: int) -> Shard:
@@ -399,6 +432,7 @@ def shard_after(folder: Folder, number: int, batch: int) -> Broker:
     step = step_of(batch, MESSAGES_STEP)
     shard = _opened(Node(folder, step), number, step + 1)
     shard.follow(step)
+    shard.check_floors(shard.prober_before(step + 1))
     return shard.broker
 
 

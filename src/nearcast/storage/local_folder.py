@@ -145,7 +145,8 @@ class LocalTree(Tree):
                 key = f"{parent}/{name}"
                 size = self._sizes.get(key) or _bytes_of(self.read(f"{key}/{MANIFEST}"))
                 found[parent][int(name)] = known[key] = size
-        self._sizes = known
+        # Those of other parents stay.
+        self._sizes = {key: size for key, size in self._sizes.items() if key.rpartition("/")[0] not in found} | known
         return found
 
 
