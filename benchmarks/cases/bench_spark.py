@@ -187,26 +187,26 @@ def stream_figures(bench: Bench, folder: Path) -> list[Figure]:
     if [metrics["deliveries"] for metrics in seen] != counts:
         raise SystemExit("the stream and the embedded broker have different deliveries")
     seen, embedded, joined, beside, progress = (part[N_WARM:] for part in (seen, embedded, joined, beside, progress))
-    matching = [max(metrics["shard_publish_seconds"]) for metrics in seen]
+    # From reading the rows to writing the deliveries, in tasks.
+    staged = [metrics["messages_seconds"] for metrics in seen]
     # The other parts are inside the trigger.
     whole = [total - other for total, other in zip(progress, beside, strict=True)]
-    speeds = {"whole batches": whole, "tasks of the shards": [metrics["match_seconds"] for metrics in seen]}
+    speeds = {"whole batches": whole, "stage of messages": staged}
     stages = [
         Figure(f"stream: {name}, s", [metrics[f"{name}_seconds"] for metrics in seen], 3)
-        for name in ("input", "match", "sink", "cleanup")
+        for name in ("messages", "commit", "sink", "cleanup")
     ]
-    busy = [sum(metrics["shard_publish_seconds"]) for metrics in seen]
+    busy = [metrics["messages_cpu_seconds"] for metrics in seen]
     return [
         Figure("stream: deliveries a message", [sum(counts) / len(table)], 1),
         Figure("embedded, two threads: messages/s", [n / taken for taken in embedded]),
         *(Figure(f"stream, {name}: messages/s", [n / taken for taken in values]) for name, values in speeds.items()),
-        Figure("stream, matching: messages/s", [n / taken for taken in matching]),
-        Figure("stream, matching over embedded", [a / b for a, b in zip(embedded, matching, strict=True)], 2),
+        Figure("stream, stage of messages over embedded", [a / b for a, b in zip(embedded, staged, strict=True)], 2),
         Figure("stream, whole batches over embedded", [a / b for a, b in zip(embedded, whole, strict=True)], 2),
         Figure("plain join: messages/s", [n / taken for taken in joined]),
         Figure("stream, whole batches over plain join", [a / b for a, b in zip(joined, whole, strict=True)], 1),
-        Figure("stream, matching over plain join", [a / b for a, b in zip(joined, matching, strict=True)], 1),
-        Figure("stream: seconds of matching, all shards", busy, 3),
+        Figure("stream, stage of messages over plain join", [a / b for a, b in zip(joined, staged, strict=True)], 1),
+        Figure("stream: processor seconds of the stage of messages, all tasks", busy, 3),
         *stages,
         Figure("stream: Spark around a batch, s", [a - m["seconds"] for a, m in zip(whole, seen, strict=True)], 3),
     ]
