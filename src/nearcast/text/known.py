@@ -23,6 +23,10 @@ MAX_LOAD = 0.5
 MIN_PLACES = 1024
 
 
+# Lock for adding words; one for all caches, so that these can be pickled.
+_ADDING = threading.Lock()
+
+
 class _Known(NamedTuple):
     """The cached words with their hashes and numbers, and an open-addressing table of their slots."""
 
@@ -50,7 +54,6 @@ class KnownWords:
 
     def __init__(self, max_words: int):
         self._max_words = max_words
-        self._adding = threading.Lock()
         self._known = NOTHING_KNOWN
         self._clear()
 
@@ -92,7 +95,7 @@ class KnownWords:
     def _add(self, data: ByteArray, offsets: Int64Array, numbers: Int32Array) -> None:
         """Add words; those that another thread has added meanwhile are there twice, which does no harm."""
         hashes = hashes_of(data, offsets)
-        with self._adding:
+        with _ADDING:
             if self._numbers.size + numbers.size > self._max_words:
                 self._clear()
             self._offsets.extend(self._offsets.values[-1] + offsets[1:] - offsets[0])

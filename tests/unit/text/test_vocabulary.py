@@ -1,6 +1,7 @@
 """A vocabulary counts, orders and weighs words, and is unchanged by saving."""
 
 import math
+import pickle
 import random
 
 import numpy as np
@@ -174,3 +175,7 @@ def test_chunks_with_no_token_one_and_several_are_cached(monkeypatch):
         numbers.admit("later")
         assert numbers.column_of(np.array([len(expected), 0])).to_pylist() == ["later", numbers.tokens[0]]
         assert numbers.column_of(np.zeros(0, np.int64)).to_pylist() == []
+        # A copy for another process knows the same.
+        texts = pa.array(["rum crêpe-and-tea", "new"])
+        copy = pickle.loads(pickle.dumps(numbers))
+        assert copy.of_texts(texts).token_ids.tolist() == numbers.of_texts(texts).token_ids.tolist()
