@@ -10,7 +10,7 @@ TEST_CACHE = $(TEST_CACHES)/$(shell find src -name '*.py' | LC_ALL=C sort | xarg
 # With COVERAGE=1 the tests are measured.
 PYTEST = NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/$(if $(COVERAGE),coverage run --parallel-mode,python) -m pytest
 
-.PHONY: help run demo setup test test-spark test-answers test-others test-nojit test-kafka test-s3 test-cluster test-peers lint check format soak \
+.PHONY: help run demo setup test test-spark test-answers test-published test-others test-nojit test-kafka test-s3 test-cluster test-peers lint check format soak \
 	bench bench-list bench-report bench-gate lock clean
 
 help:  ## list the targets
@@ -30,22 +30,25 @@ test: .venv/dev.done  ## set up if needed, and run the tests
 
 check: lint  ## what must pass before a change lands: style, types, imports, the tests, also with the JIT off, and their coverage
 	@rm -f .coverage .coverage.*
-	@$(MAKE) --no-print-directory test COVERAGE=1 MORE=test-nojit
+	@NEARCAST_CHECK=1 $(MAKE) --no-print-directory test COVERAGE=1 MORE="test-published test-nojit"
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
 # Generated scenarios against the oracle. They run twice, and their coverage is measured with the JIT off, where it includes
 # the kernels: measuring takes as long as the tests themselves.
-ANSWERS := tests/contract tests/published tests/partition
+ANSWERS := tests/contract tests/partition
 
 test-answers: .venv/dev.done  ## the tests against the oracle
 	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/python -m pytest $(ANSWERS)
+
+test-published: .venv/dev.done  ## the papers' own indexes, which benchmarks compare with, against the oracle
+	NUMBA_CACHE_DIR=$(TEST_CACHE) $(BIN)/python -m pytest tests/published
 
 test-spark: .venv/dev.done  ## the tests with Spark
 	$(PYTEST) tests/spark
 
 test-others: .venv/dev.done  ## all other tests
-	$(PYTEST) $(addprefix --ignore=,$(ANSWERS) tests/spark)
+	$(PYTEST) $(addprefix --ignore=,$(ANSWERS) tests/published tests/spark)
 
 test-nojit: .venv/dev.done  ## the tests of kernels again, as plain Python
 	HYPOTHESIS_PROFILE=nojit NUMBA_DISABLE_JIT=1 $(PYTEST) -m kernels tests

@@ -5,12 +5,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from folders import LocalPipeline, in_process
-from nearcast.partition.registry import PARTITIONERS
 from nearcast.spark.retention import Retention
-from pipelines import Scenario
+from pipelines import IN_SHARDS, Scenario
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("partitioner", IN_SHARDS)
 def test_routes_do_not_depend_on_the_cache(tmp_path, monkeypatch, partitioner):
     """Whether the router was cached, opened from a snapshot, or has replayed all batches, its routes are the same."""
     monkeypatch.setattr(Retention, "collect_garbage", lambda *_: (0, 0))
@@ -29,7 +28,7 @@ def test_routes_do_not_depend_on_the_cache(tmp_path, monkeypatch, partitioner):
     assert bool(found[0][0]) == (partitioner != "hash")
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("partitioner", IN_SHARDS)
 def test_bad_changes_are_rejected(tmp_path, partitioner):
     scenario = Scenario(tmp_path / "in", seed=72, is_active=False, is_written=False)
     pipeline = LocalPipeline(tmp_path / "state", scenario, partitioner=partitioner)

@@ -15,14 +15,13 @@ import pytest
 
 import nearcast as nc
 from folders import LocalPipeline, in_process, run_tables
-from nearcast.partition.registry import PARTITIONERS
 from nearcast.spark import shards
 from nearcast.spark.changes import shards_of
 from nearcast.spark.folder import Folder
 from nearcast.spark.plan import FIRST, Plan
 from nearcast.spark.retention import Retention
 from nearcast.spark.shards import claimed_shard, run_changes, shard_after
-from pipelines import IS_SOAK, WORDS, Move, Scenario, delivered, subscription
+from pipelines import IN_SHARDS, IS_SOAK, WORDS, Move, Scenario, delivered, subscription
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def without_retention(monkeypatch):
     monkeypatch.setattr(Retention, "collect_garbage", lambda *_: (0, 0))
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("partitioner", IN_SHARDS)
 @pytest.mark.parametrize(
     ("seed", "has_window", "is_active"),
     [(60, True, True), (61, False, False), (62, False, True), (63, True, False), (64, True, True)][
@@ -56,7 +55,7 @@ def test_workers_that_die_and_forget(tmp_path, seed, has_window, is_active, part
     assert scenario.n_moved > 10 or not is_active
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("partitioner", IN_SHARDS)
 def test_several_changes_of_one_subscription_in_one_batch(tmp_path, partitioner):
     """They are applied one after the other, in any shard; rejected ones between them change nothing."""
     scenario = Scenario(tmp_path / "in", seed=76, n_batches=2, is_written=False)
@@ -278,7 +277,7 @@ def test_all_subscriptions_of_a_shard_are_removed(tmp_path):
     assert pipeline.answers(3) == scenario.ended
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("partitioner", IN_SHARDS)
 def test_time_passes_in_every_shard(tmp_path, partitioner):
     """A position advances the clock of all shards, whatever its subscription, unless the fence ignores it."""
     scenario = Scenario(tmp_path / "in", seed=77, n_batches=4, n_messages=0, has_window=False, is_written=False)
