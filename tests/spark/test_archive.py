@@ -47,6 +47,8 @@ def test_merged_batches_are_read_as_they_were(tmp_path):
     expected = {batch: found for batch, found in scenario.expected()[0].items() if batch > FIRST}
     for batch in range(40):
         pipeline.run(batch)
+        if batch % 5 != 4:
+            continue
         first = random.Random(batch).randint(0, batch)
         assert by_batch(pipeline.folder, first, batch) == {n: expected[n] for n in range(first, batch + 1)}
         assert first_and_last(pipeline.folder) == (0, batch)
