@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 import nearcast as nc
 from nearcast.partition.registry import PARTITIONERS
@@ -18,8 +19,10 @@ from table_rows import subscriptions_to_table
 # Partitioners are tested without Spark, so a few are enough here; `make soak` takes all, and more seeds.
 IS_SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 ON_SPARK = tuple(PARTITIONERS) if IS_SOAK else ("hash", "location", "prefix", "dkm")
-# Without Spark `make check` takes all too.
-IN_SHARDS = tuple(PARTITIONERS) if IS_SOAK or "NEARCAST_CHECK" in os.environ else ("hash", "location")
+# `make check` takes more than `make test`: without Spark all partitioners, and what takes a minute.
+IS_THOROUGH = IS_SOAK or "NEARCAST_CHECK" in os.environ
+IN_SHARDS = tuple(PARTITIONERS) if IS_THOROUGH else ("hash", "location")
+only_in_check = pytest.mark.skipif(not IS_THOROUGH, reason="takes a minute; `make check` runs it")
 WORDS = [f"w{i}" for i in range(12)]
 SPACE = nc.Planar(0, 0, 1, 1)
 SAMPLE = [WORDS[:4], WORDS[2:7], WORDS[:2], WORDS[5:]]

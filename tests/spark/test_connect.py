@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nearcast.java import found_java
-from pipelines import Scenario, delivered
+from pipelines import Scenario, delivered, only_in_check
 
 pytest.importorskip("grpc", reason="pyspark[connect] is not installed")
 
@@ -55,6 +55,7 @@ spark.stop()
 """
 
 
+@only_in_check
 def test_fit_match_and_stream(tmp_path):
     scenario = Scenario(tmp_path / "in", seed=71, n_batches=3, n_messages=20)
     environment = os.environ | {

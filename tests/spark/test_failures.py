@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import Scenario, assert_ended_like
+from pipelines import Scenario, assert_ended_like, only_in_check
 from processes import finish, found_processes, n_batches_done, start, wait_for
 
 # `make soak` sets a larger number.
 N_SEEDS = int(os.environ.get("NEARCAST_KILL_SEEDS", "1"))
 
 
+@only_in_check
 @pytest.mark.parametrize("seed", range(21, 21 + N_SEEDS))
 def test_the_driver_is_killed_again_and_again(tmp_path, seed):
     draw = random.Random(seed)
