@@ -20,8 +20,6 @@ from pipelines import SPACE, answers, change_table, message_table
 from table_rows import subscriptions_to_table
 
 WRITES_OF_TASKS = ("write_table", "write_part", "save_snapshot")
-WRITES_OF_DRIVERS = ("write_input", "write_floors", "keep_deliveries", "write_commit", "append_metrics")
-STAGES = ("read_rows", "match_messages", "run_changes", "run_feeds", "save_index")
 
 
 class Killed(BaseException):

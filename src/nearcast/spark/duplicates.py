@@ -18,7 +18,7 @@ from nearcast.spark.folder import LOG, Folder
 from nearcast.spark.horizon import first_recent
 from nearcast.spark.plan import FIRST, Slices
 
-# Ids that no longer count are removed once there are twice as many as after the last removal, and this many.
+# Expired ids are removed once their dictionary has doubled since the last removal, and has this many.
 MIN_IDS = 20_000
 
 

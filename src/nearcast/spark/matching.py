@@ -78,14 +78,15 @@ def _matched(node: Node, step: int, batch: int, number: int, columns: MessageCol
     """Match messages with the index after a step; write deliveries, and the pairs for feeds if there are feeds."""
     prober = node.prober_after(step)
     probed = prober.probe(columns, ids, node.plan.shards)
-    if prober.has_feeds:
+    has_feeds = prober.has_feeds
+    if has_feeds:
         state = State({"pairs": probed.pairs}, {}, {"offsets": probed.offsets})
         node.folder.write_part(PAIRS, batch, number, state)
     files: tuple[str, ...] = ()
     if probed.deliveries.num_rows:
         files = (f"messages-{number:07d}",)
         node.folder.write_table("deliveries", batch, files[0], probed.deliveries)
-    return Matched(files, probed.deliveries.num_rows, probed.pairs.size, prober.has_feeds)
+    return Matched(files, probed.deliveries.num_rows, probed.pairs.size, has_feeds)
 
 
 def all_matched(reports: Sequence[TaskReport]) -> Matched:

@@ -111,9 +111,9 @@ class Node:
 
     def open_log(self, batch: int) -> None:
         """Let the log begin with the window as it is after a batch, or earlier, without a gap up to that."""
-        first = self._first_in_window(batch)
-        if self._logged is not None and self._logged[0] <= first <= self._logged[1] + 1:
+        if self.has_log_since(batch):
             return
+        first = self._first_in_window(batch)
         # The cached shards read the log that is replaced; they are opened again.
         self.shards.clear()
         self.log = self._new_log()

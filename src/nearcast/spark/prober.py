@@ -217,10 +217,11 @@ class Prober:
         n_messages = messages.x.size
         recency = messages.times if isinstance(self._plan.window, TimeWindow) else np.arange(n_messages)
         by_age = None
-        if self.has_feeds and (recency[1:] < recency[:-1]).any():
+        has_feeds = bool(is_feed_at.any())
+        if has_feeds and (recency[1:] < recency[:-1]).any():
             by_age = np.argsort(recency, kind="stable")
             messages = taken_messages(messages, by_age)
-        stop, size = n_messages, FIRST_CHUNK if self.has_feeds else MAX_CHUNK
+        stop, size = n_messages, FIRST_CHUNK if has_feeds else MAX_CHUNK
         while stop > 0:
             start = max(0, stop - size)
             found, _ = self._matcher.found(rows_between(messages, start, stop))
