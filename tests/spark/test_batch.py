@@ -1,12 +1,13 @@
 """Spark batches give the deliveries of a broker: all kinds, any partitioning of messages and subscriptions."""
 
 import dataclasses
+from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
 
 import nearcast as nc
-from nearcast.spark import fit, match, plan
+from nearcast.spark import build, fit, match, plan
 from nearcast.spark.folder import POPULATION
 from nearcast.spark.sampling import drawn
 from pipelines import ON_SPARK, SAMPLE, SPACE, Scenario, message_table, rows
@@ -102,6 +103,44 @@ def test_settings_of_a_partitioner_reach_the_plan(spark, tmp_path):
         match(frame, first, **options | {"partitioner_options": {"l1": 3}}, **settings(scenario, tmp_path))
 
 
+@pytest.mark.parametrize(("min_part", "n_partitions", "n_parts"), [(1, 3, 3), (20, 5, None), (10_000, 4, 1)])
+def test_an_index_in_parts_matches_what_a_broker_does(spark, tmp_path, monkeypatch, min_part, n_partitions, n_parts):
+    monkeypatch.setattr(build, "build_parts", partial(build.build_parts, min_part=min_part))
+    scenario = Scenario(tmp_path / "in", seed=31, has_window=False, is_written=False)
+    messages = in_order(scenario)
+    first = spark.createDataFrame(subscriptions_to_table(scenario.first)).repartition(n_partitions)
+    planned = plan(first, **settings(scenario, tmp_path))
+    assert len(planned.parts) == n_parts or (n_parts is None and 1 <= len(planned.parts) <= n_partitions)
+    found = match(spark.createDataFrame(message_table(messages)), planned)
+    assert sorted(map(tuple, found.collect()), key=repr) == expected_results(scenario, messages)
+
+
+def test_the_later_of_two_rows_with_one_id_counts_in_parts_too(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "build_parts", partial(build.build_parts, min_part=1))
+    messages = spark.createDataFrame(
+        [(1, 0.5, 0.5, "tea"), (2, 0.5, 0.5, "hail")], "id long, x double, y double, text string"
+    )
+    rows = [("ana", "boolean", "tea"), ("bo", "boolean", "tea"), ("cy", "boolean", "tea"), ("ana", "boolean", "hail")]
+    some = spark.createDataFrame(spark.sparkContext.parallelize(rows, 2), "id string, kind string, expression string")
+    planned = plan(some, space=SPACE, folder=str(tmp_path))
+    assert planned.parts == (0,)
+    assert sorted((row.subscription, row.message) for row in match(messages, planned).collect()) == [
+        *(("ana", 2), ("bo", 1), ("cy", 1)),
+    ]
+
+
+def test_bad_rows_of_all_parts_are_reported(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "build_parts", partial(build.build_parts, min_part=2))
+    rows = [("ana", "boolean", "tea"), ("bo", "boolean", "("), ("cy", "boolean", "tea"), ("di", "boolean", ")")]
+    some = spark.createDataFrame(spark.sparkContext.parallelize(rows, 2), "id string, kind string, expression string")
+    planned = plan(some, space=SPACE, folder=str(tmp_path), on_error="skip", rejected=tmp_path / "bad")
+    assert len(planned.parts) == 2
+    bad = pq.read_table(tmp_path / "bad").to_pylist()
+    assert sorted(row["id"] for row in bad) == ["bo", "di"]
+    with pytest.raises(nc.RejectedRowsError, match="2 rows were rejected"):
+        plan(some, space=SPACE, folder=str(tmp_path))
+
+
 @pytest.mark.parametrize("partitioner", ON_SPARK)
 def test_changes_are_those_of_a_stream_of_batches(spark, tmp_path, partitioner):
     scenario = Scenario(tmp_path / "in", seed=21, is_written=False)
@@ -175,9 +214,11 @@ def test_a_damaged_plan_is_reported(spark, tmp_path):
     messages = spark.createDataFrame([(1, 0.5, 0.5, "tea")], "id long, x double, y double, text string")
     somebody = spark.createDataFrame([("ana", "boolean", "tea")], "id string, kind string, expression string")
     planned = plan(somebody, space=SPACE, folder=str(tmp_path))
-    (file,) = planned.path.glob("stateless/shards/000/*/*/subscriptions.arrow")
+    (file,) = planned.path.glob("stateless/shards/*/*/*/subscriptions.arrow")
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(Exception, match=r"shard 0 in .*stateless is missing or damaged; plan the subscriptions again"):
+    with pytest.raises(
+        Exception, match=r"shard \d+ in .*stateless is missing or damaged; plan the subscriptions again"
+    ):
         match(messages, planned).collect()
 
 

@@ -87,7 +87,7 @@ def match(
         Number of brokers, each with a part of the subscriptions and built by a task.
     partitioner : {"hash", "location", ...}, default "hash"
         How subscriptions are assigned to shards. With "hash", boolean and similarity subscriptions are not partitioned:
-        one index serves every task.
+        tasks build parts of an index from the rows that they read, and all parts serve every task.
     partitioner_options : mapping, optional
         Settings of the partitioner, as `{"gamma_1": 50}`; as for `stream`.
     sample : DataFrame, optional
@@ -129,17 +129,19 @@ def match(
             on_error=on_error,
             rejected=rejected,
         )
+    keeping = _shards_with_results(planned)
     task = _Task(delivery_schema(planned.subscription_id, id_type(messages)), on_error, rejected)
     if results == "changes":
         task = task._replace(schema=T.StructType([*task.schema, T.StructField("batch", T.LongType())]))
-        return _in_order(messages, [planned.stateless, planned.keeping], batch_size, task)
+        stateless = [] if planned.stateless is None else [(planned.stateless, number) for number in planned.parts]
+        return _in_order(messages, [*stateless, *keeping], batch_size, task)
     parts: list[DataFrame] = []
     if planned.stateless:
-        parts.append(messages.mapInArrow(partial(_matched, planned.stateless, task), task.schema))
-    if planned.keeping:
+        parts.append(messages.mapInArrow(partial(_matched, planned.stateless, planned.parts, task), task.schema))
+    if keeping:
         # Only one of the two reports rejected messages.
         task = task._replace(rejected=None if parts else rejected)
-        parts.append(_in_order(messages, [planned.keeping], None, task))
+        parts.append(_in_order(messages, keeping, None, task))
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
@@ -154,9 +156,11 @@ class _Task(NamedTuple):
 # --- matching
 
 
-def _matched(folder: Folder, task: _Task, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _matched(
+    folder: Folder, numbers: tuple[int, ...], task: _Task, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Match messages in their own task, with the shards that must receive them."""
-    shards = _opened(folder.tree)
+    shards = _opened(folder.tree, numbers)
     freeze_once()
     rejections: list[Rejection] = []
     for piece in rows:
@@ -169,8 +173,8 @@ def _matched(folder: Folder, task: _Task, rows: Iterator[pa.RecordBatch]) -> Ite
 class _Shards:
     """All shards of a folder, in one process."""
 
-    def __init__(self, folder: Folder):
-        self.shards = [_opened_shard(folder, number) for number in range(folder.plan().shards)]
+    def __init__(self, folder: Folder, numbers: tuple[int, ...]):
+        self.shards = [_opened_shard(folder, number) for number in numbers]
         self.router = _opened_router(folder)
 
     def published(self, messages: pa.Table, on_error: OnError) -> tuple[pa.Table, list[Rejection]]:
@@ -188,9 +192,15 @@ class _Shards:
         return pa.concat_tables([table for table in found if table.num_rows] or found[:1]), rejections
 
 
-def _in_order(messages: DataFrame, folders: Sequence[Folder | None], batch_size: int | None, task: _Task) -> DataFrame:
-    """Publish the messages to every shard in order; return its changes by batches, or its final results."""
-    shards = [(folder, number) for folder in folders if folder is not None for number in range(folder.plan().shards)]
+def _shards_with_results(planned: Planned) -> list[tuple[Folder, int]]:
+    """Return the shards that keep results, by folder and number."""
+    return [] if planned.keeping is None else [(planned.keeping, n) for n in range(planned.keeping.plan().shards)]
+
+
+def _in_order(
+    messages: DataFrame, shards: Sequence[tuple[Folder, int]], batch_size: int | None, task: _Task
+) -> DataFrame:
+    """Publish the messages to some shards in order; return their changes by batches, or their final results."""
     order = ["ts", "row"] if "ts" in messages.columns else ["row"]
     numbered = messages.withColumn("row", F.monotonically_increasing_id())
     copies = numbered.withColumn("shard", F.explode(F.array(*(F.lit(place) for place in range(len(shards))))))
@@ -274,8 +284,8 @@ def _final_results(broker: Broker, replicas: Replicas, schema: T.StructType) -> 
 
 
 @lru_cache(maxsize=4)
-def _opened(tree: Tree) -> _Shards:
-    return _Shards(Folder(tree))
+def _opened(tree: Tree, numbers: tuple[int, ...]) -> _Shards:
+    return _Shards(Folder(tree), numbers)
 
 
 def _opened_shard(folder: Folder, number: int) -> tuple[Broker, Replicas]:

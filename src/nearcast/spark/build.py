@@ -23,6 +23,7 @@ from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_o
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.folder import ROUTER, Folder
 from nearcast.spark.inputs import rejected_table
+from nearcast.spark.parts import build_parts
 from nearcast.spark.plan import BY_HASH, FIRST, Plan
 from nearcast.spark.replicas import KINDS_WITH_RESULTS, Replicas
 from nearcast.spark.router import Router
@@ -41,8 +42,9 @@ class Planned(NamedTuple):
 
     path: Path | str  # of the folder: local, or a URI without credentials
     subscription_id: str
-    stateless: Folder | None  # boolean and similarity subscriptions; also if there are no subscriptions at all
+    stateless: Folder | None  # boolean and similarity subscriptions; there too if there are no subscriptions at all
     keeping: Folder | None  # top-k and nearest subscriptions, None if there are none
+    parts: tuple[int, ...] = ()  # the shards of `stateless`
 
 
 def plan(
@@ -91,17 +93,17 @@ def plan(
         sample=None if sample is None or partitioner == BY_HASH else drawn(sample, sample_size, sample_seed),
     )
     try:
-        built, rejections = _built_folders(target, subscriptions, settings)
-        if rejections and on_error == "raise":
-            raise RejectedRowsError(rejections)
-        if rejections:
+        built = _built_groups(target, subscriptions, settings)
+        if built.rejections and on_error == "raise":
+            raise RejectedRowsError(built.rejections)
+        if built.rejections:
             assert rejected is not None
-            write_rejected(rejected, "subscriptions", rejections)
+            write_rejected(rejected, "subscriptions", built.rejections)
     except BaseException:
         target.remove("")
         raise
     path = target.path if isinstance(target, LocalTree) else target.place
-    return Planned(path, settings.subscription_id, built.get("stateless"), built.get("keeping"))
+    return Planned(path, settings.subscription_id, built.stateless, built.keeping, built.parts)
 
 
 class _Settings(NamedTuple):
@@ -117,26 +119,42 @@ class _Settings(NamedTuple):
     sample: pa.Table | None
 
 
-def _built_folders(
-    target: Tree, subscriptions: DataFrame, settings: _Settings
-) -> tuple[dict[str, Folder], list[Rejection]]:
-    """Build the shards of subscriptions without and with results; return the non-empty folders, and the rejections."""
+class _Groups(NamedTuple):
+    """The folders of subscriptions without and with results."""
+
+    stateless: Folder | None
+    parts: tuple[int, ...]  # the shards of `stateless`
+    keeping: Folder | None
+    rejections: list[Rejection]
+
+
+def _built_groups(target: Tree, subscriptions: DataFrame, settings: _Settings) -> _Groups:
+    """Build the shards of subscriptions without and with results."""
     has_results = F.lit(False)
     if "kind" in subscriptions.columns:
         has_results = F.coalesce(F.col("kind").isin(list(KINDS_WITH_RESULTS)), F.lit(False))
-    built: dict[str, Folder] = {}
-    rejections: list[Rejection] = []
-    for name, rows in (("stateless", subscriptions.where(~has_results)), ("keeping", subscriptions.where(has_results))):
-        folder = _new_folder(target, name, settings)
-        n_subscriptions, bad = _built(folder, rows)
-        rejections += bad
-        if n_subscriptions:
-            built[name] = folder
-    if not built:
-        built["stateless"] = Folder(target.child("stateless"))
-    for folder in built.values():
-        _save_empty_shards(folder)
-    return built, rejections
+    stateless, keeping = (_new_folder(target, name, settings) for name in ("stateless", "keeping"))
+    may_have_feeds = True
+    parts: tuple[int, ...] | None = None
+    if settings.partitioner == BY_HASH:
+        built = build_parts(stateless, subscriptions)
+        may_have_feeds = built.n_feeds > 0
+        if built.is_whole:
+            parts, n_stateless, rejections = built.numbers, len(built.numbers), built.rejections
+        else:
+            # A later row replaces an earlier one with its id, so one task must have both.
+            target.remove("stateless")
+            stateless = _new_folder(target, "stateless", settings)
+    if parts is None:
+        n_stateless, rejections = _built(stateless, subscriptions.where(~has_results))
+    if not parts:
+        _save_empty_shards(stateless)
+        parts = tuple(range(stateless.plan().shards))
+    n_keeping, bad = _built(keeping, subscriptions.where(has_results)) if may_have_feeds else (0, [])
+    if n_keeping:
+        _save_empty_shards(keeping)
+    is_needed = n_stateless > 0 or not n_keeping
+    return _Groups(stateless if is_needed else None, parts, keeping if n_keeping else None, [*rejections, *bad])
 
 
 def _new_folder(target: Tree, name: str, settings: _Settings) -> Folder:
@@ -147,7 +165,7 @@ def _new_folder(target: Tree, name: str, settings: _Settings) -> Folder:
         settings.space,
         # Without results no window is needed, and a message need not go to every shard.
         window=None if is_stateless else settings.window,
-        # With a hash every message would go to all shards: then one index for all tasks of a machine is best.
+        # With a hash every message would go to all shards; tasks build parts of the rows that they read instead.
         shards=1 if is_stateless and settings.partitioner == BY_HASH else settings.shards,
         snapshot_every=1,
         subscription_id=settings.subscription_id,

@@ -121,7 +121,7 @@ class SparkJobs:
 def _run_numbers(task: Callable[[int], object], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for piece in rows:
         for number in piece["id"].to_pylist():
-            yield _reported(task(number))
+            yield reported(task(number))
 
 
 def _run_shard(
@@ -144,7 +144,7 @@ def _read_rows(
     context = TaskContext.get()
     assert context is not None
     messages, changes = (runs_of(pa.Table.from_batches(pieces), name) for name in (MESSAGE, CHANGE))
-    yield _reported(read_rows(folder, batch, context.partitionId(), messages, changes, is_matching=is_matching))
+    yield reported(read_rows(folder, batch, context.partitionId(), messages, changes, is_matching=is_matching))
 
 
 def runs_of(table: pa.Table, name: str) -> list[Run]:
@@ -177,5 +177,6 @@ def _place_of(place: Mapping[str, Any]) -> Place:
     return NO_PLACE if path is None else (round(moment.timestamp() * MICROSECONDS), path, block)
 
 
-def _reported(report: object) -> pa.RecordBatch:
+def reported(report: object) -> pa.RecordBatch:
+    """Return a report as a row for the driver."""
     return pa.RecordBatch.from_pydict({"report": pa.array([pickle.dumps(report)], pa.binary())})

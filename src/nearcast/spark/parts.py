@@ -1,0 +1,137 @@
+"""An index in parts, for `match` without a partitioner: tasks build them of the rows that they read, without a shuffle.
+
+A part has at least MIN_PART subscriptions: every message is matched with every part, so many small ones would cost more
+than they save. Tasks with fewer rows set them aside in files, and further tasks build parts of these.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from nearcast.errors import Rejection
+from nearcast.spark.folder import Folder
+from nearcast.spark.jobs import REPORTS, reported
+from nearcast.spark.plan import FIRST
+from nearcast.spark.replicas import KINDS_WITH_RESULTS
+from nearcast.storage.manifest import State
+from nearcast.tables.arrow_columns import id_array
+
+MIN_PART, MAX_PART = 200_000, 1_000_000
+# What tasks write beside the shards: the rows that they set aside, and the ids of each part.
+ROWS, IDS = "rows", "ids"
+
+
+class PartReport(NamedTuple):
+    """What a task has done with the rows of a partition."""
+
+    task: int
+    n_subscriptions: int  # of the part that it has built
+    n_aside: int  # rows that it has set aside, all of them or none
+    n_feeds: int  # rows of other kinds, which it has ignored
+    rejections: tuple[Rejection, ...]
+
+
+class Built(NamedTuple):
+    """The parts that were built."""
+
+    numbers: tuple[int, ...]
+    n_feeds: int  # rows of top-k and nearest subscriptions, which are in no part
+    rejections: list[Rejection]
+    is_whole: bool  # whether no id is in two parts; else the parts are wrong
+
+
+def build_parts(folder: Folder, subscriptions: DataFrame, *, min_part: int = MIN_PART) -> Built:
+    """Build parts of the boolean and similarity subscriptions of a DataFrame; the others are only counted."""
+    rows = subscriptions.mapInArrow(partial(_build_or_set_aside, folder, min_part), REPORTS).collect()
+    read: list[PartReport] = sorted(pickle.loads(row.report) for row in rows)
+    n_tasks = 1 + max((report.task for report in read), default=0)
+    groups = _groups([report for report in read if report.n_aside])
+    spark = subscriptions.sparkSession
+    task = partial(_build_groups, folder, groups, n_tasks)
+    rows = spark.range(0, len(groups), 1, len(groups)).mapInArrow(task, REPORTS).collect() if groups else []
+    reports = [*read, *sorted(pickle.loads(row.report) for row in rows)]
+    numbers = tuple(report.task for report in reports if report.n_subscriptions)
+    return Built(
+        numbers,
+        sum(report.n_feeds for report in reports),
+        [rejection for report in reports for rejection in report.rejections],
+        is_whole=len(numbers) < 2 or _are_different(folder, numbers),
+    )
+
+
+def _groups(reports: list[PartReport]) -> list[list[int]]:
+    """Return the tasks whose rows become a part each, in the order of the rows."""
+    groups: list[list[int]] = []
+    n_rows = MAX_PART
+    for report in reports:
+        n_rows += report.n_aside
+        if n_rows > MAX_PART:
+            groups.append([])
+            n_rows = report.n_aside
+        groups[-1].append(report.task)
+    return groups
+
+
+def _are_different(folder: Folder, numbers: tuple[int, ...]) -> bool:
+    """Whether no id is in two parts."""
+    tables = [folder.read_part(IDS, FIRST, number, check="sizes").tables["ids"] for number in numbers]
+    ids = pa.concat_tables(tables, promote_options="permissive")["id"]
+    return bool(pc.count_distinct(ids).as_py() == len(ids))
+
+
+# --- tasks
+
+
+def _build_or_set_aside(folder: Folder, min_part: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Build a part of the rows of a partition, or write them to a file if they are few."""
+    pieces = [piece for piece in rows if piece.num_rows]
+    if not pieces:
+        return
+    context = TaskContext.get()
+    assert context is not None
+    task = context.partitionId()
+    table = pa.Table.from_batches(pieces)
+    n_rows = table.num_rows
+    if "kind" in table.schema.names:
+        has_results = pc.is_in(table["kind"], pa.array(KINDS_WITH_RESULTS))
+        if pc.any(has_results).as_py():
+            table = table.filter(pc.invert(has_results))
+    n_feeds = n_rows - table.num_rows
+    if table.num_rows >= min_part:
+        yield reported(_built(folder, task, table)._replace(n_feeds=n_feeds))
+        return
+    if table.num_rows:
+        folder.write_part(ROWS, FIRST, task, State({}, {"rows": table}, {}))
+    yield reported(PartReport(task, 0, table.num_rows, n_feeds, ()))
+
+
+def _build_groups(
+    folder: Folder, groups: list[list[int]], first: int, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Build parts of rows that were set aside; they are numbered from `first` on."""
+    for piece in rows:
+        for group in piece["id"].to_pylist():
+            tables = [folder.read_part(ROWS, FIRST, task).tables["rows"] for task in groups[group]]
+            yield reported(_built(folder, first + group, pa.concat_tables(tables)))
+
+
+def _built(folder: Folder, number: int, table: pa.Table) -> PartReport:
+    """Build and save a part."""
+    broker = folder.new_broker()
+    _, bad = broker.subscribe(table, on_error="skip")
+    folder.save_shard(number, FIRST, broker)
+    ids = pa.table({"id": id_array(broker.ids())})
+    folder.write_part(IDS, FIRST, number, State({}, {"ids": ids}, {}))
+    return PartReport(number, len(broker), 0, 0, tuple(_rejection(row) for row in bad.to_pylist()))
+
+
+def _rejection(row: dict[str, object]) -> Rejection:
+    return Rejection(int(str(row["row"])), None if row["id"] is None else str(row["id"]), str(row["reason"]))
