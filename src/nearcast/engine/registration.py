@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import shapely
 
@@ -17,13 +18,19 @@ from nearcast.errors import NearcastError, OnError, Rejection, check_rejections
 from nearcast.feeds.changes import FeedChanges, all_changes
 from nearcast.model import Delivery, Id, Subscription, checked_id
 from nearcast.tables.arrow_columns import as_table as table_of
-from nearcast.tables.compile import Parsed, checked_rows, compiled, compiled_rows, parsed
+from nearcast.tables.arrow_columns import id_column
+from nearcast.tables.compile import (
+    COMPILED_ROWS,
+    Parsed,
+    checked_rows,
+    compiled,
+    compiled_table,
+    last_of_each,
+    parsed,
+)
 from nearcast.tables.intake import checked_id_type
-from nearcast.tables.subscription_tables import plain_rows, subscriptions_of_table
+from nearcast.tables.subscription_tables import subscriptions_of_table
 
-# Subscriptions compiled under the lock, while messages wait: a tenth of a second or less.
-COMPILED_ROWS = 1_000
-COMPILED_PLAIN_ROWS = 1 << 16
 # Single subscriptions that may be pending before they are registered together.
 MAX_PENDING = 64
 
@@ -57,18 +64,16 @@ class Registration:
         self, subscriptions: pa.Table | Iterable[Subscription], *, answer: bool, on_error: OnError
     ) -> tuple[pa.Table, list[Rejection]]:
         """Register many subscriptions; return their initial answers and, if they are skipped, the bad rows."""
-        items: Iterable[Subscription | Rejection]
         if isinstance(subscriptions, (pa.Table, pa.RecordBatch)):
-            table = table_of(subscriptions)
-            with self._parts.writing:
-                added = self.add_table(table, answer=answer)
-                if added is not None:
-                    return as_table(self._parts, outcome_of(added)), []
-            items = subscriptions_of_table(table)
-        elif isinstance(subscriptions, Iterable):
-            items = subscriptions
-        else:
+            return self._add_table(table_of(subscriptions), answer=answer, on_error=on_error)
+        if not isinstance(subscriptions, Iterable):
             raise NearcastError(f"subscriptions is {subscriptions!r}; it must be one or many, or an Arrow table")
+        return self._add_items(subscriptions, answer=answer, on_error=on_error)
+
+    def _add_items(
+        self, items: Iterable[Subscription | Rejection], *, answer: bool, on_error: OnError
+    ) -> tuple[pa.Table, list[Rejection]]:
+        """Register subscriptions that are checked one by one."""
         id_type = self._parts.tally.subscription_id_type
 
         def check(item: Subscription) -> Parsed:
@@ -141,24 +146,34 @@ class Registration:
         )
         return self.add_compiled(list(rows), stacked(parts), polygons, id_type, answer=answer)
 
-    def add_table(self, table: pa.Table, *, answer: bool) -> FeedChanges | None:
-        """Register a table of plain rows all at once; return None if it is not such a table."""
-        plain = plain_rows(table)
-        if plain is None or (self._parts.tally.subscription_id_type or plain.ids.type) != plain.ids.type:
-            return None
-        if plain.kind == "topk" and self._parts.window is None:
-            return None
-        self.flush()
-        store = self._parts.store
-        parts = self._in_chunks(
-            len(plain.ids),
-            COMPILED_PLAIN_ROWS,
-            lambda start, stop, order: compiled_rows(plain.between(start, stop), store.vocabulary, store.space, order),
-        )
-        good = [part for part in parts if part is not None]
-        if len(good) < len(parts):
-            return None
-        return self.add_compiled(plain.ids.to_pylist(), stacked(good), {}, plain.ids.type, answer=answer)
+    def _add_table(self, table: pa.Table, *, answer: bool, on_error: OnError) -> tuple[pa.Table, list[Rejection]]:
+        """Register the rows of a table, most of them all at once."""
+        parts, store = self._parts, self._parts.store
+        known = parts.tally.subscription_id_type
+        ids = id_column(table) if "id" in table.schema.names else None
+        if ids is None or known not in (None, ids.type):
+            # Each row is rejected with its reason.
+            return self._add_items(subscriptions_of_table(table), answer=answer, on_error=on_error)
+        with parts.writing:
+            self.flush()
+            found = compiled_table(
+                table, store.vocabulary, store.space, has_window=parts.window is not None, lock=parts.lock
+            )
+            check_rejections(found.rejections, on_error)
+            good = ids.take(pa.array(found.rows))
+            if len(good.unique()) < len(good):
+                # A later row replaces an earlier one with its id, and is registered in its own order.
+                found = found.chosen(last_of_each(good.to_pylist()))
+                good = ids.take(pa.array(found.rows))
+            orders = store.n_registered + np.arange(len(good))
+            changes = self.add_compiled(
+                good.to_pylist(),
+                found.columns._replace(orders=orders),
+                found.polygons,
+                ids.type if len(good) else known,
+                answer=answer,
+            )
+            return as_table(parts, outcome_of(changes)), found.rejections
 
     def _remove(self, ids: list[Id]) -> None:
         """Remove subscriptions."""
@@ -192,12 +207,13 @@ class Registration:
         with self._parts.guard.change("subscribe"):
             store.compact()
             slots = store.append(ids, columns, polygons)
+            replaced = store.present(ids)
             has_feeds = bool((columns.ks > 0).any())
             if not has_feeds:
                 store.insert(slots)
             with self._parts.lock:
                 self._parts.tally.subscription_id_type = id_type
-                self._remove([key for key in ids if key in store])
+                self._remove(replaced)
                 # Feeds are evaluated first, since the index posts them for their floors.
                 changes = feeds.register(slots)
                 if has_feeds:

@@ -98,6 +98,11 @@ class SubscriptionStore:
         """Return the slots of registration numbers."""
         return np.searchsorted(self.columns.orders, list(orders)).tolist()
 
+    def present(self, ids: Iterable[Id]) -> list[Id]:
+        """Return those of some ids that are registered."""
+        slot_of = self._contents.slot_of
+        return [key for key in ids if key in slot_of] if slot_of else []
+
     # --- changes
 
     def append(self, ids: Sequence[Id], columns: SubscriptionColumns, polygons: Polygons) -> Int64Array:

@@ -57,6 +57,18 @@ def shape_and_numbers(space: Space, region: Region) -> tuple[int, tuple[float, f
     return POLYGON, (_wrapped(min_x), min_y, _wrapped(max_x), max_y)
 
 
+def wrapped_longitudes(boxes: Float64Array) -> tuple[Float64Array, BoolArray]:
+    """Return the boxes around polygons as `shape_and_numbers` does in geographic space, and which are in range."""
+    min_x, min_y, max_x, max_y = boxes.T
+    is_in_range = (min_y >= -90) & (max_y <= 90) & (min_x >= -360) & (max_x <= 360) & (max_x - min_x <= 360)
+    is_whole = max_x - min_x == 360
+    wrapped = boxes.copy()
+    for column, whole in ((0, -180.0), (2, 180.0)):
+        x = boxes[:, column]
+        wrapped[:, column] = np.where(is_whole, whole, x - 360.0 * (x > 180) + 360.0 * (x < -180))
+    return wrapped, is_in_range
+
+
 def _wrapped(longitude: float) -> float:
     """Return a longitude of -360 to 360 between -180 and 180; exact, since both operands are close to 360."""
     if longitude > 180:

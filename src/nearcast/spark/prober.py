@@ -170,7 +170,7 @@ class Prober:
 
     def _remove(self, ids: list[int | str]) -> None:
         store = self._store
-        store.remove([key for key in dict.fromkeys(ids) if key in store])
+        store.remove(store.present(dict.fromkeys(ids)))
 
     def _compact(self) -> None:
         """Drop dead slots if there are many."""

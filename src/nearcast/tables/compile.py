@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import shapely
 
-from nearcast.arrays import Float64Array, Int8Array, Int64Array, ragged
-from nearcast.columns import SubscriptionColumns
+from nearcast.arrays import BoolArray, Float64Array, Int8Array, Int64Array, ragged, stacked
+from nearcast.columns import SubscriptionColumns, taken
 from nearcast.errors import NearcastError, Rejection
 from nearcast.kernels.verify import BOOLEAN, NEAREST, TOPK
 from nearcast.model import (
     KINDS,
     SIMILARITIES,
     Boolean,
-    Geographic,
     Id,
     Nearest,
     Polygon,
@@ -33,11 +33,17 @@ from nearcast.model import (
     TopK,
 )
 from nearcast.scoring.textual import unit_vectors
-from nearcast.space.distance import check_in_space, is_in_space
-from nearcast.space.regions import ANYWHERE, BOX, shape_and_numbers
-from nearcast.tables.subscription_tables import PlainRows, plain_rows, subscriptions_of_table
+from nearcast.space.distance import check_in_space
+from nearcast.space.regions import shape_and_numbers
+from nearcast.tables.plain_rows import PlainRows, plain_rows
+from nearcast.tables.subscription_tables import subscriptions_of_table
 from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
 from nearcast.text.vocabulary import Vocabulary
+
+# Subscriptions compiled under the lock of a vocabulary, while messages wait: a tenth of a second or less.
+COMPILED_ROWS = 1_000
+COMPILED_PLAIN_ROWS = 1 << 16
+NO_LOCK = nullcontext()
 
 
 class Parsed(NamedTuple):
@@ -124,45 +130,42 @@ def compiled(rows: Sequence[Parsed], vocabulary: Vocabulary, first_order: int) -
     )
 
 
-def compiled_rows(
-    plain: PlainRows, vocabulary: Vocabulary, space: Space, first_order: int
-) -> SubscriptionColumns | None:
-    """Return plain rows as columns, all at once; None if a row must be checked by itself."""
-    n = len(plain.ids)
-    kind = KINDS.index(plain.kind)
-    if not _is_in_place(plain, space):
-        return None
-    words = vocabulary.of_keywords(plain.keywords)
+def compiled_rows(plain: PlainRows, vocabulary: Vocabulary) -> tuple[SubscriptionColumns, BoolArray]:
+    """Return plain rows as columns, all at once, and which of them have words as they must; the others are left out."""
+    n, kind = plain.rows.size, plain.kind
+    has_texts = pa.types.is_large_string(plain.words.type)
+    words = vocabulary.of_texts(plain.words) if has_texts else vocabulary.of_keywords(plain.words)
     sizes = np.diff(words.token_offsets)
-    if sizes.min(initial=1) < 1 or (kind == BOOLEAN and sizes.max(initial=0) > MAX_LITERALS):
-        # The words stay in the vocabulary, in the order in which the check row by row adds them.
-        return None
+    is_good = sizes >= 1
+    if kind == BOOLEAN:
+        is_good &= sizes <= MAX_LITERALS
     kinds = np.full(n, kind, np.int8)
     columns = compiled([], vocabulary, 0)._replace(
         kinds=kinds,
-        orders=np.arange(first_order, first_order + n),
+        orders=np.arange(n),
         numbers=plain.numbers,
         floors=lowest_floors(kinds),
         posted_floors=lowest_floors(kinds),
         ks=plain.ks.astype(np.int32),
         similarities=plain.similarities,
-        shapes=np.full(n, BOX if kind == BOOLEAN else ANYWHERE, np.int8),
+        shapes=plain.shapes,
         token_offsets=np.zeros(n + 1, np.int32),
         clause_offsets=np.zeros(n + 1, np.int32),
     )
+    offsets = words.token_offsets.astype(np.int32)
     if kind == BOOLEAN:
-        return columns._replace(
+        columns = columns._replace(
             clause_offsets=np.arange(n + 1, dtype=np.int32),
-            required_offsets=words.token_offsets.astype(np.int32),
+            required_offsets=offsets,
             required_ids=words.token_ids,
             forbidden_offsets=np.zeros(n + 1, np.int32),
         )
-    weights = vocabulary.weights(words.token_ids)
-    if kind == TOPK:
-        weights = unit_vectors(words.token_offsets, weights, words.token_counts)
-    return columns._replace(
-        token_offsets=words.token_offsets.astype(np.int32), token_ids=words.token_ids, token_weights=weights
-    )
+    else:
+        weights = vocabulary.weights(words.token_ids)
+        if kind == TOPK:
+            weights = unit_vectors(words.token_offsets, weights, words.token_counts)
+        columns = columns._replace(token_offsets=offsets, token_ids=words.token_ids, token_weights=weights)
+    return (columns if is_good.all() else taken(columns, np.flatnonzero(is_good))), is_good
 
 
 class CompiledTable(NamedTuple):
@@ -173,23 +176,58 @@ class CompiledTable(NamedTuple):
     polygons: dict[int, shapely.Geometry]  # by place in the columns
     rejections: list[Rejection]
 
+    def chosen(self, places: Int64Array) -> CompiledTable:
+        """Return some of the good rows, given by their places, which ascend."""
+        polygons = (
+            {place: self.polygons[old] for place, old in enumerate(places.tolist()) if old in self.polygons}
+            if self.polygons
+            else {}
+        )
+        return CompiledTable(taken(self.columns, places), self.rows[places], polygons, self.rejections)
 
-def compiled_table(table: pa.Table, vocabulary: Vocabulary, space: Space, *, has_window: bool) -> CompiledTable:
-    """Return the good rows of a table as columns, numbered from 0 on, and the bad ones."""
-    plain = plain_rows(table)
-    if plain is not None and (plain.kind != "topk" or has_window):
-        columns = compiled_rows(plain, vocabulary, space, 0)
-        if columns is not None:
-            return CompiledTable(columns, np.arange(len(plain.ids)), {}, [])
-    good, rejections = checked_rows(
-        subscriptions_of_table(table), lambda item: parsed(item, vocabulary, space, has_window=has_window)
-    )
-    return CompiledTable(
-        compiled([row.parsed for row in good], vocabulary, 0),
-        np.array([row.number for row in good], np.int64),
-        {place: row.parsed.polygon for place, row in enumerate(good) if row.parsed.polygon is not None},
-        rejections,
-    )
+
+def compiled_table(
+    table: pa.Table,
+    vocabulary: Vocabulary,
+    space: Space,
+    *,
+    has_window: bool,
+    lock: AbstractContextManager[Any] = NO_LOCK,  # Any: what `with lock as` would give is not used
+) -> CompiledTable:
+    """Return the good rows of a table as columns, numbered from 0 on, and the bad ones.
+
+    `lock` is owned while the vocabulary changes, for a tenth of a second or less.
+    """
+    parts, numbers = [], []
+    polygons: dict[int, shapely.Geometry] = {}  # by row number
+    is_read = np.zeros(table.num_rows, bool)
+    for plain in plain_rows(table, space, has_window=has_window):
+        for start in range(0, plain.rows.size, COMPILED_PLAIN_ROWS):
+            some = plain.between(start, start + COMPILED_PLAIN_ROWS)
+            with lock:
+                columns, is_good = compiled_rows(some, vocabulary)
+            parts.append(columns)
+            numbers.append(some.rows[is_good])
+            is_read[numbers[-1]] = True
+            polygons.update((int(some.rows[place]), shape) for place, shape in some.polygons.items())
+    others = np.flatnonzero(~is_read)
+    # Without any plain row the table may lack a column, which is said.
+    items = subscriptions_of_table(table.take(pa.array(others)) if parts else table) if others.size or not parts else ()
+    good, rejections = checked_rows(items, lambda item: parsed(item, vocabulary, space, has_window=has_window))
+    for start in range(0, len(good), COMPILED_ROWS):
+        some_good = good[start : start + COMPILED_ROWS]
+        with lock:
+            parts.append(compiled([row.parsed for row in some_good], vocabulary, 0))
+        numbers.append(others[[row.number for row in some_good]])
+    polygons.update((int(others[row.number]), row.parsed.polygon) for row in good if row.parsed.polygon is not None)
+    rejections = [rejection._replace(row=int(others[rejection.row])) for rejection in rejections]
+    columns, rows = (stacked(parts), np.concatenate(numbers)) if parts else (compiled([], vocabulary, 0), others[:0])
+    if (rows[1:] < rows[:-1]).any():
+        order = np.argsort(rows)
+        columns, rows = taken(columns, order), rows[order]
+    place_of = {row: place for place, row in enumerate(rows.tolist())} if polygons else {}
+    polygons = {place_of[row]: shape for row, shape in polygons.items() if row in place_of}
+    return CompiledTable(columns._replace(orders=np.arange(rows.size)), rows, polygons, rejections)
 
 
 class CheckedRow(NamedTuple):
@@ -222,13 +260,3 @@ def checked_rows(
 def last_of_each(ids: Sequence[Id]) -> Int64Array:
     """Return the row of the last occurrence of each id, in order."""
     return np.sort(np.fromiter({key: place for place, key in enumerate(ids)}.values(), np.int64))
-
-
-def _is_in_place(plain: PlainRows, space: Space) -> bool:
-    """Whether all points lie in the space, and all boxes are valid."""
-    low, high = plain.numbers[:, :2].T, plain.numbers[:, 2:].T
-    if plain.kind != "boolean":
-        return bool(is_in_space(space, low[0], low[1]).all())
-    if isinstance(space, Geographic):
-        return bool(is_in_space(space, low[0], low[1]).all() and is_in_space(space, high[0], high[1]).all())
-    return bool((low[0] <= high[0]).all())
