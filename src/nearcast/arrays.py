@@ -32,6 +32,7 @@ IdArray: TypeAlias = AnyArray
 IntLike: TypeAlias = int | np.integer[Any]
 
 # Sort keys are packed into numbers that are not below zero.
+MAX_INSERTION_SORT = 64
 MAX_BITS = 63
 # A radix sort appends to 2^11 lists in turn; the cache must hold the ends of all.
 RADIX_BITS = 11
@@ -178,6 +179,25 @@ def order_of(*keys: IntArray) -> Int64Array:
     packed = (packed << place_bits) | np.arange(packed.size)
     packed.sort()
     return packed & ((1 << place_bits) - 1)
+
+
+@kernel
+def order_within(offsets: Int64Array, keys: Int64Array) -> Int64Array:
+    """Return the row numbers ordered by key within each span of rows; the spans stay where they are."""
+    order = np.arange(keys.size)
+    for span in range(offsets.size - 1):
+        start, stop = offsets[span], offsets[span + 1]
+        if stop - start > MAX_INSERTION_SORT:
+            order[start:stop] = start + np.argsort(keys[start:stop], kind="mergesort")
+            continue
+        for i in range(start + 1, stop):
+            key = keys[i]
+            j = i
+            while j > start and keys[order[j - 1]] > key:
+                order[j] = order[j - 1]
+                j -= 1
+            order[j] = i
+    return order
 
 
 @kernel

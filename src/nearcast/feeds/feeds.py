@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nearcast.arrays import BoolArray, Float64Array, IdArray, Int64Array, order_of
+from nearcast.arrays import BoolArray, Float64Array, IdArray, Int64Array, order_of, order_within, taken_rows
 from nearcast.columns import MessageColumns
 from nearcast.feeds.buffer_policy import BUFFER_POLICIES, BufferPolicyName
 from nearcast.feeds.buffers import (
@@ -407,8 +407,16 @@ class Feeds:
         if self._window is None:
             known, places = np.unique(arrivals, return_index=True)
             self._ids = MessageIds(known, table["message"].take(places).to_pylist())
-        owners = self._feed_of_slot[np.searchsorted(self._store.columns.orders, owners)]
-        order = order_of(owners, arrivals)
+        # The entries of a feed follow each other.
+        starts = np.flatnonzero(np.diff(owners, prepend=-1))
+        spans = np.append(starts, owners.size)
+        own = self._feed_of_slot[np.searchsorted(self._store.columns.orders, owners[starts])]
+        sizes = np.zeros(self._buffers.table.size, np.int64)
+        sizes[own] = np.diff(spans)
+        order = order_within(spans, arrivals)
+        by_feed = np.argsort(own)
+        if (by_feed[1:] < by_feed[:-1]).any():
+            order = order[taken_rows(spans, by_feed)[1]]
         feeds = np.sort(feeds)
-        offsets = np.searchsorted(owners[order], np.append(feeds, self._buffers.table.size))
+        offsets = np.concatenate([[0], np.cumsum(sizes[feeds])])
         self._insert(NewEntries(feeds, offsets, arrivals[order], scores[order]))

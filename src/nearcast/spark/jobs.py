@@ -20,7 +20,7 @@ from nearcast.model import MICROSECONDS
 from nearcast.spark.folder import Folder
 from nearcast.spark.inputs import NO_PLACE, Place, Run
 from nearcast.spark.matching import TaskReport, match_messages, read_rows, save_index
-from nearcast.spark.shards import Report, claimed_shard, run_changes, run_feeds
+from nearcast.spark.shards import Report, claimed_shard, open_ahead, run_changes, run_feeds
 
 # The columns of the place of a row: the time of its file, the file, and the block of the file.
 PLACE = {"file_modification_time": "timestamp", "file_path": "string", "file_block_start": "long"}
@@ -85,6 +85,11 @@ class SparkJobs:
         """Save the index in a task."""
         self._run(1, 1, partial(_save_index, self._folder, batch))
 
+    def open_ahead(self, batch: int) -> None:
+        """Let the workers open the index and the shards as they are after a batch."""
+        n_tasks = self.parallelism
+        self._run(n_tasks, n_tasks, partial(_open_ahead, self._folder, batch, n_tasks))
+
     def run_changes(self, batch: int) -> list[Report]:
         """Apply the changes of a batch in all shards."""
         return self._run_shards(batch, run_changes)
@@ -132,6 +137,10 @@ def _run_shard(
 
 def _save_index(folder: Folder, batch: int, _task: int) -> None:
     save_index(folder, batch)
+
+
+def _open_ahead(folder: Folder, batch: int, n_tasks: int, task: int) -> int:
+    return open_ahead(folder, task, n_tasks, batch)
 
 
 def _read_rows(

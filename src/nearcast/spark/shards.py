@@ -88,6 +88,8 @@ class Shard:
         """The messages since the last snapshot, and the pairs among them."""
         self.is_changed = False
         """Whether there is anything to save since the last snapshot."""
+        self.is_checked = False
+        """Whether its floors have been checked since it was opened."""
         # The feeds whose floors are not those with which the messages of this step are matched.
         self._unsure = np.zeros(0, np.int64)
 
@@ -223,6 +225,7 @@ class Shard:
         buffer; so a shard that was opened from a snapshot may have floors that were never committed. They are reported
         with the step.
         """
+        self.is_checked = True
         feeds, columns = self.parts.feeds, self.parts.store.columns
         if self.parts.window is None or not feeds:
             return
@@ -313,12 +316,12 @@ class _Work:
         self._file: str | None = None
         self._started, self._cpu_started = time.perf_counter(), time.process_time()
 
-    def begin(self, shard: Shard, step: int, *, is_new: bool) -> None:
+    def begin(self, shard: Shard, step: int) -> None:
         """Bring the shard to where it was before a step."""
         self.shard, self._n_replayed = shard, shard.follow(step - 1)
         # Only those of the step itself are reported.
         shard.parts.feeds.floors.take_changed()
-        if is_new or self._n_replayed:
+        if self._n_replayed or not shard.is_checked:
             shard.check_floors(shard.prober_before(step))
 
     def write(self, batch: int, name: str, found: Iterable[pa.Table]) -> None:
@@ -357,11 +360,23 @@ def _opened_shard(folder: Folder, number: int, step: int) -> Iterator[_Work]:
         cached = node.shards.pop(number, None)
         is_cached = cached is not None and _can_follow(node, cached, step)
         shard = cached if cached is not None and is_cached else _opened(node, number, step)
-        work.begin(shard, step, is_new=not is_cached)
+        work.begin(shard, step)
         yield work
         node.shards[number] = shard
         if not is_cached:
             worker.freeze()
+
+
+def open_ahead(folder: Folder, task: int, n_tasks: int, batch: int) -> int:
+    """Open the index after a batch, and each shard of a task, for the batch that comes next; return their number."""
+    step = step_of(batch, MESSAGES_STEP)
+    with opened_node(folder, step) as node:
+        node.prober_after(step)
+        numbers = range(task, node.plan.shards, n_tasks)
+        for number in numbers:
+            if number not in node.shards:
+                node.shards[number] = _opened(node, number, step + 1)
+    return len(numbers)
 
 
 def _can_follow(node: Node, shard: Shard, step: int) -> bool:

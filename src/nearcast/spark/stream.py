@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -181,6 +183,8 @@ def stream(
     if folder.read_commit(FIRST) is None:
         first = None if subscriptions is None else rows_of(None, subscriptions)
         batches.process(first, FIRST, messages.sparkSession)
+    elif not is_new:
+        batches.open_ahead(messages.sparkSession)
     rows = rows_of(messages, changes)
     if clock == PROCESSING:
         rows, trigger = with_ticks(rows), trigger or {"processingTime": "1 second"}
@@ -226,6 +230,18 @@ class _Batches:
             jobs = SparkJobs(spark, self._folder)
             self._driver = Driver(self._folder, jobs, on_batch=self._on_batch, now=self._now, keep=self._keep)
         self._driver.run(rows, batch, lambda commit: self._call_sinks(spark, batch, commit))
+
+    def open_ahead(self, spark: SparkSession) -> None:
+        """Let the workers open what the next batch needs, while Spark starts the query."""
+
+        def run() -> None:
+            # If it fails, so does the batch, which says why.
+            with suppress(Exception):
+                SparkJobs(spark, self._folder).open_ahead(max(self._folder.commits()))
+
+        # Spark Connect has other workers for the query.
+        if isinstance(spark, SparkSession):
+            threading.Thread(target=run, name="nearcast-open-ahead", daemon=True).start()
 
     def _call_sinks(self, spark: SparkSession, batch: int, commit: Commit) -> None:
         """Call the sinks with the deliveries of a batch."""
