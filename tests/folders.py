@@ -11,6 +11,7 @@ import pyarrow as pa
 from nearcast.spark import worker
 from nearcast.spark.driver import Driver
 from nearcast.spark.folder import Folder
+from nearcast.spark.index_load import build_segment, compile_block, lay_out
 from nearcast.spark.inputs import Run
 from nearcast.spark.matching import match_messages, read_rows, save_index
 from nearcast.spark.plan import FIRST, Plan
@@ -93,6 +94,21 @@ class LocalJobs:
 
     def save_index(self, batch):
         self._run("save_index", lambda folder: save_index(folder, batch))
+
+    def compile_blocks(self, batch, n_blocks):
+        return [
+            self._run("compile_block", lambda folder, block=block: compile_block(folder, batch, block, n_blocks))
+            for block in range(n_blocks)
+        ]
+
+    def lay_out(self, batch, n_blocks):
+        return self._run("lay_out", lambda folder: lay_out(folder, batch, n_blocks))
+
+    def build_segments(self, batch, ranges):
+        for number, some in enumerate(ranges):
+            self._run(
+                "build_segment", lambda folder, number=number, some=some: build_segment(folder, batch, number, some)
+            )
 
     def forget(self):
         """Let all processes forget what they have cached."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import signal
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -57,7 +60,7 @@ def run(
     cpu_seconds = 0.0
     started = time.perf_counter()
 
-    with errors.status("Starting Spark ...") as status:
+    with errors.status("Starting Spark ...") as status, StageStatus(status.update) as stages:
 
         def show_progress(metrics: Metrics) -> None:
             nonlocal cpu_seconds
@@ -67,10 +70,11 @@ def run(
             totals["deliveries"] += metrics["deliveries"]
             totals["rejected"] += metrics["rejected"]
             errors.print(progress_line(metrics), highlight=False, soft_wrap=True)
-            status.update(f"{totals['messages']:,} messages, {totals['deliveries']:,} deliveries; Ctrl-C ends it")
+            stages.end()
+            stages.text = f"{totals['messages']:,} messages, {totals['deliveries']:,} deliveries; Ctrl-C ends it"
 
         try:
-            query = start(described, on_batch=show_progress)
+            query = start(described, on_batch=show_progress, on_stage=stages.begin)
             _await_end(query)
         except PySparkException as error:
             raise NearcastError(f"the pipeline stopped: {cause(error)}; run it again and it resumes") from error
@@ -104,6 +108,53 @@ def _await_end(query: StreamingQuery) -> None:
     while not query.awaitTermination(1):
         if is_stopping:
             query.stop()
+
+
+class StageStatus:
+    """Shows which stage of a batch runs, and how many of its tasks are done."""
+
+    SECONDS = 0.5  # between two looks at the tasks
+
+    def __init__(self, show: Callable[[str], None]):
+        self._show, self.text = show, "Starting Spark ..."
+        self._stage: tuple[str, int | None] | None = None
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="nearcast-progress", daemon=True)
+
+    def __enter__(self) -> StageStatus:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def begin(self, name: str, n_tasks: int | None) -> None:
+        """Note the beginning of a stage."""
+        self._stage = name, n_tasks
+
+    def end(self) -> None:
+        """Note that no stage runs."""
+        self._stage = None
+
+    def _follow(self) -> None:
+        while not self._is_over.wait(self.SECONDS):
+            stage = self._stage
+            self._show(self.text if stage is None else f"{self.text} ({self._described(*stage)})")
+
+    def _described(self, name: str, n_tasks: int | None) -> str:
+        from pyspark import SparkContext
+
+        total, done = n_tasks, 0
+        # The session may not be there yet, or no more, or be one of Spark Connect.
+        with suppress(Exception):
+            context = SparkContext._active_spark_context
+            assert context is not None
+            tracker = context.statusTracker()
+            stages = [stage for number in tracker.getActiveStageIds() if (stage := tracker.getStageInfo(number))]
+            done = sum(stage.numCompletedTasks for stage in stages)
+            total = sum(stage.numTasks for stage in stages) or n_tasks
+        return name if not total or total == 1 else f"{name}, {done} of {total} tasks"
 
 
 def progress_line(metrics: Metrics) -> str:

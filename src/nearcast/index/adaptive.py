@@ -346,6 +346,16 @@ class AdaptiveIndex:
         self._view = self._view._replace(segments=tuple(segments))
 
 
+def segments_of(
+    columns: SubscriptionColumns, slots: Int64Array, space: Space, vocabulary: Vocabulary, prefix: str
+) -> dict[str, AnyArray]:
+    """Return a segment over the subscriptions at `slots`, all of one group, as arrays that `restore` takes."""
+    index = AdaptiveIndex(space, vocabulary)
+    index.attach(columns)
+    (built,) = index._built(slots)
+    return built.state(prefix)
+
+
 def present(groups: AnyArray) -> list[int]:
     """Return which groups occur; as `np.unique` does, in a tenth of the time."""
     return np.flatnonzero(np.bincount(groups, minlength=len(GROUPS))).tolist()

@@ -17,6 +17,7 @@ import numpy as np
 from nearcast.model import TimeWindow
 from nearcast.spark.duplicates import SeenIds
 from nearcast.spark.folder import Commit, Folder
+from nearcast.spark.index_load import MIN_LOADED, Range, commit_load, n_blocks_of, ranges_of
 from nearcast.spark.inputs import commit_input
 from nearcast.spark.matching import TaskReport, all_matched
 from nearcast.spark.metrics import Metrics, Stages, Stopwatch, metrics_of
@@ -55,6 +56,15 @@ class Jobs(Protocol[Rows]):
     def save_index(self, batch: int) -> None:
         """Run `matching.save_index` in a task."""
 
+    def compile_blocks(self, batch: int, n_blocks: int) -> list[bool]:
+        """Run `index_load.compile_block` for each block."""
+
+    def lay_out(self, batch: int, n_blocks: int) -> list[int]:
+        """Run `index_load.lay_out` in a task."""
+
+    def build_segments(self, batch: int, ranges: list[Range]) -> None:
+        """Run `index_load.build_segment` for each range."""
+
 
 class _Known(NamedTuple):
     """What the driver knows of the pipeline after a batch."""
@@ -84,6 +94,7 @@ class Driver(Generic[Rows]):
         self._seen = None if window is None else SeenIds(folder, window)
         # Changes and floors since the last snapshot of the index; after a restart it is saved soon.
         self._n_unsaved = MAX_UNSAVED
+        self._saved_after: int | None = None
         folder.take_over(self._name)
 
     def run(self, rows: Rows | None, batch: int, sink: Callable[[Commit], None] = lambda _: None) -> None:
@@ -105,9 +116,10 @@ class Driver(Generic[Rows]):
             self._write_floors(step_of(batch, CHANGES_STEP), stages.changes)
             n_feeds = sum(report.feeds for report in stages.changes)
             self._n_unsaved += len(record.changes)
-        self._save_index(
-            batch, sum(report.subscriptions for report in stages.changes) or sum(known.commit.subscriptions)
-        )
+        if not self._has_loaded_index(batch, record, known):
+            self._save_index(
+                batch, sum(report.subscriptions for report in stages.changes) or sum(known.commit.subscriptions)
+            )
         watch.stop("changes")
         self._match(batch, record, stages)
         watch.stop("messages")
@@ -172,15 +184,34 @@ class Driver(Generic[Rows]):
         may_expire = isinstance(plan.window, TimeWindow) and record.moment is not None and not len(record.changes)
         return n_feeds > 0 and (len(record.messages) > 0 or may_expire)
 
+    def _has_loaded_index(self, batch: int, record: BatchInput, known: _Known) -> bool:
+        """Build the index in parallel if many subscriptions come where there were none; return whether it was done."""
+        n_changes = len(record.changes)
+        if n_changes < MIN_LOADED or any(known.commit.subscriptions):
+            return False
+        n_blocks = n_blocks_of(n_changes, self._jobs.parallelism)
+        if not all(self._jobs.compile_blocks(batch, n_blocks)):
+            return False
+        ranges = ranges_of(self._jobs.lay_out(batch, n_blocks), self._jobs.parallelism)
+        self._jobs.build_segments(batch, ranges)
+        self._folder.check_driver(self._name)
+        commit_load(self._folder, batch, len(ranges))
+        self._note_saved(batch)
+        return True
+
+    def _note_saved(self, batch: int) -> None:
+        self._n_unsaved, self._saved_after = 0, batch
+
     def _save_index(self, batch: int, n_subscriptions: int) -> None:
         """Save the index if much has changed, for all processes to map, and now and then, for restarts."""
         is_large = self._n_unsaved > max(MAX_UNSAVED, UNSAVED_SHARE * n_subscriptions)
         every = self._plan.snapshot_every
         share = 0 if batch % (every * IDLE_FACTOR) == 0 else MIN_UNSAVED_SHARE
         is_due = batch % every == 0 and self._n_unsaved >= share * n_subscriptions
+        is_due &= self._saved_after is None or batch - self._saved_after >= every
         if is_large or is_due or batch == FIRST:
             self._jobs.save_index(batch)
-            self._n_unsaved = 0
+            self._note_saved(batch)
 
     def _commit(self, batch: int, before: Commit, stages: Stages) -> Commit:
         """Commit a batch: write the floors that have changed, then what makes its deliveries visible."""

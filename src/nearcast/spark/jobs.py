@@ -18,6 +18,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from nearcast.model import MICROSECONDS
 from nearcast.spark.folder import Folder
+from nearcast.spark.index_load import Range, build_segment, compile_block, lay_out
 from nearcast.spark.inputs import NO_PLACE, Place, Run
 from nearcast.spark.matching import TaskReport, match_messages, read_rows, save_index
 from nearcast.spark.shards import Report, claimed_shard, open_ahead, run_changes, run_feeds
@@ -64,8 +65,9 @@ def _place(frame: DataFrame) -> Column:
 class SparkJobs:
     """Runs each stage of a batch as a Spark job."""
 
-    def __init__(self, spark: SparkSession, folder: Folder):
-        self._spark, self._folder = spark, folder
+    def __init__(self, spark: SparkSession, folder: Folder, on_stage: Callable[[str, int | None], None] | None = None):
+        """Call `on_stage` with the name of each stage and, if it is known, the number of its tasks."""
+        self._spark, self._folder, self._on_stage = spark, folder, on_stage
         try:
             self.parallelism = int(spark.sparkContext.defaultParallelism)
         except (AttributeError, PySparkException):
@@ -74,51 +76,75 @@ class SparkJobs:
 
     def read_rows(self, rows: DataFrame, batch: int, *, is_matching: bool) -> list[TaskReport]:
         """Read the rows, partitioned as Spark reads them, in one task for each partition."""
+        self._begin("messages: reading", None)
         task = partial(_read_rows, self._folder, batch, is_matching)
         return [pickle.loads(row.report) for row in rows.mapInArrow(task, REPORTS).collect()]
 
     def match_messages(self, batch: int, n_tasks: int) -> list[TaskReport]:
         """Match ranges of the messages of a batch."""
-        return self._run(n_tasks, n_tasks, partial(match_messages, self._folder, batch=batch))
+        return self._run("messages: matching", n_tasks, n_tasks, partial(match_messages, self._folder, batch=batch))
 
     def save_index(self, batch: int) -> None:
         """Save the index in a task."""
-        self._run(1, 1, partial(_save_index, self._folder, batch))
+        self._run("index: saving", 1, 1, partial(_save_index, self._folder, batch))
+
+    def compile_blocks(self, batch: int, n_blocks: int) -> list[bool]:
+        """Compile the changes of a batch in blocks; return for each whether it has only registrations."""
+        task = partial(_compile_block, self._folder, batch, n_blocks)
+        return self._run("index: compiling", n_blocks, n_blocks, task)
+
+    def lay_out(self, batch: int, n_blocks: int) -> list[int]:
+        """Write the columns of all blocks in a task; return the number of subscriptions of each group."""
+        return self._run("index: laying out", 1, 1, partial(_lay_out, self._folder, batch, n_blocks))[0]
+
+    def build_segments(self, batch: int, ranges: list[Range]) -> None:
+        """Build the segments of an index."""
+        if ranges:
+            task = partial(_build_segment, self._folder, batch, ranges)
+            self._run("index: building segments", len(ranges), len(ranges), task)
 
     def open_ahead(self, batch: int) -> None:
         """Let the workers open the index and the shards as they are after a batch."""
         n_tasks = self.parallelism
-        self._run(n_tasks, n_tasks, partial(_open_ahead, self._folder, batch, n_tasks))
+        self._run(None, n_tasks, n_tasks, partial(_open_ahead, self._folder, batch, n_tasks))
 
     def run_changes(self, batch: int) -> list[Report]:
         """Apply the changes of a batch in all shards."""
-        return self._run_shards(batch, run_changes)
+        return self._run_shards("changes", batch, run_changes)
 
     def run_feeds(self, batch: int) -> list[Report]:
         """Take what was found into the feeds of all shards."""
-        return self._run_shards(batch, run_feeds)
+        return self._run_shards("feeds", batch, run_feeds)
 
-    def _run_shards(self, batch: int, step: Callable[[Folder, int, int], Report]) -> list[Report]:
+    def _run_shards(self, stage: str, batch: int, step: Callable[[Folder, int, int], Report]) -> list[Report]:
         """Run a step of a batch in all shards; return their reports, ordered by shard."""
         folder, shards = self._folder, self._folder.plan().shards
         if folder.tree.can_claim:
             claims = f"claims/{uuid.uuid4().hex}"
-            reports = self._run_claimed(batch, step, claims)
+            reports = self._run_claimed(stage, batch, step, claims)
             folder.tree.remove("claims")
             if [report.shard for report in reports] == list(range(shards)):
                 return reports
             # Two attempts of one task claimed two shards, so another shard was not run.
-        return self._run_claimed(batch, step, None)
+        return self._run_claimed(stage, batch, step, None)
 
-    def _run_claimed(self, batch: int, step: Callable[[Folder, int, int], Report], claims: str | None) -> list[Report]:
+    def _run_claimed(
+        self, stage: str, batch: int, step: Callable[[Folder, int, int], Report], claims: str | None
+    ) -> list[Report]:
         shards = self._folder.plan().shards
         # More tasks than run at once would queue, and each has a start-up cost.
         n_partitions = min(shards, self.parallelism)
-        reports = self._run(shards, n_partitions, partial(_run_shard, self._folder, batch, step, claims))
+        reports = self._run(stage, shards, n_partitions, partial(_run_shard, self._folder, batch, step, claims))
         return sorted(reports, key=lambda report: report.shard)
 
-    def _run(self, n_tasks: int, n_partitions: int, task: Callable[[int], Result]) -> list[Result]:
-        """Return what a function returns for each number of a task."""
+    def _begin(self, stage: str, n_tasks: int | None) -> None:
+        if self._on_stage is not None:
+            self._on_stage(stage, n_tasks)
+
+    def _run(self, stage: str | None, n_tasks: int, n_partitions: int, task: Callable[[int], Result]) -> list[Result]:
+        """Return what a function returns for each number of a task; without a stage it is not announced."""
+        if stage is not None:
+            self._begin(stage, n_partitions)
         numbers = self._spark.range(0, n_tasks, 1, n_partitions)
         return [pickle.loads(row.report) for row in numbers.mapInArrow(partial(_run_numbers, task), REPORTS).collect()]
 
@@ -137,6 +163,18 @@ def _run_shard(
 
 def _save_index(folder: Folder, batch: int, _task: int) -> None:
     save_index(folder, batch)
+
+
+def _compile_block(folder: Folder, batch: int, n_blocks: int, block: int) -> bool:
+    return compile_block(folder, batch, block, n_blocks)
+
+
+def _lay_out(folder: Folder, batch: int, n_blocks: int, _task: int) -> list[int]:
+    return lay_out(folder, batch, n_blocks)
+
+
+def _build_segment(folder: Folder, batch: int, ranges: list[Range], number: int) -> None:
+    build_segment(folder, batch, number, ranges[number])
 
 
 def _open_ahead(folder: Folder, batch: int, n_tasks: int, task: int) -> int:

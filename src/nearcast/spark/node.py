@@ -24,6 +24,7 @@ from nearcast.spark import worker
 from nearcast.spark.changes import Changes, read_changes
 from nearcast.spark.folder import INDEX, LOG, PAIR, PAIRS, Folder, shard_name
 from nearcast.spark.horizon import first_in_window
+from nearcast.spark.index_load import whole_snapshot
 from nearcast.spark.plan import CHANGES_STEP, FIRST, MESSAGES_STEP, RANGES, BatchInput, step_of
 from nearcast.spark.prober import Prober
 from nearcast.tables.intake import Intake
@@ -260,9 +261,9 @@ class ShardActive:
 def _opened_prober(folder: Folder, step: int) -> Prober:
     """Return the index of the latest intact snapshot up to a step, an empty one if there is none."""
     # A snapshot of a batch is taken after its changes.
-    for state, _ in folder.snapshots(INDEX, (step - CHANGES_STEP) // 2):
+    for state, batch in folder.snapshots(INDEX, (step - CHANGES_STEP) // 2):
         try:
-            return Prober.of_state(state, folder.plan())
+            return Prober.of_state(whole_snapshot(folder, batch, state), folder.plan())
         except StorageError:
             continue
     return Prober(folder.plan(), folder.vocabulary())

@@ -33,7 +33,12 @@ CHANGE_SCHEMA = (
 )
 
 
-def run(pipeline: Pipeline, *, on_batch: Callable[[Metrics], None] | None = None) -> StreamingQuery:
+def run(
+    pipeline: Pipeline,
+    *,
+    on_batch: Callable[[Metrics], None] | None = None,
+    on_stage: Callable[[str, int | None], None] | None = None,
+) -> StreamingQuery:
     """Start the query that a pipeline file describes, in its own Spark session."""
     settings = dict(pipeline.spark)
     spark = session(settings.pop("master", None), settings=settings)
@@ -68,6 +73,7 @@ def run(pipeline: Pipeline, *, on_batch: Callable[[Metrics], None] | None = None
         sinks=[partial(_sink, settings) for settings in pipeline.sinks],
         trigger=pipeline.trigger or None,
         on_batch=on_batch,
+        on_stage=on_stage,
     )
 
 

@@ -18,6 +18,7 @@ from nearcast.engine.locks import FairLock
 from nearcast.engine.outcome import ordered
 from nearcast.engine.state import ID_TYPES
 from nearcast.errors import StorageError
+from nearcast.index.indexes import IndexName
 from nearcast.index.matching import Matcher, Matches, filled, joined
 from nearcast.index.subscription_store import SubscriptionStore
 from nearcast.kernels.prune import prune
@@ -102,9 +103,9 @@ class _PairList:
 class Prober:
     """The subscriptions of all shards and the index over them, as they are after the changes of a batch."""
 
-    def __init__(self, plan: Plan, vocabulary: Vocabulary):
+    def __init__(self, plan: Plan, vocabulary: Vocabulary, index: IndexName = "adaptive"):
         self._plan = plan
-        self._store = SubscriptionStore(plan.space, vocabulary, "adaptive", FairLock())
+        self._store = SubscriptionStore(plan.space, vocabulary, index, FairLock())
         self._matcher = Matcher(self._store)
         # The shard of each slot.
         self._homes = Growable(np.zeros(0, np.int16))
@@ -274,10 +275,10 @@ class Prober:
         return State({**arrays, "homes": homes}, tables, description)
 
     @classmethod
-    def of_state(cls, state: State, plan: Plan) -> Prober:
+    def of_state(cls, state: State, plan: Plan, index: IndexName = "adaptive") -> Prober:
         """Return the prober whose state was saved, with a vocabulary of its own."""
         try:
-            prober = cls(plan, Vocabulary.of_table(state.tables["vocabulary"]))
+            prober = cls(plan, Vocabulary.of_table(state.tables["vocabulary"]), index)
             prober._store.restore(state.arrays, state.tables["subscriptions"], state.description["n_registered"])
             prober._homes = Growable(state.arrays["homes"])
             prober.step = state.description["step"]

@@ -52,6 +52,7 @@ class Retention:
         sizes = tree.sizes([INPUTS, FLOORS, *(f"shards/{name}" for name in names)])
         oldest = {name: self._oldest_snapshot(name, sizes[f"shards/{name}"], committed) for name in names}
         shards = min(oldest[shard_name(shard)] for shard in range(self._plan.shards))
+        parts = self._remove_index_parts(min(sizes[f"shards/{INDEX}"], default=FIRST))
         index = min(oldest[INDEX], oldest.get(ROUTER, oldest[INDEX]))
         feeds = self._before_feeds(shards, committed)
         known = {number for number, size in sizes[INPUTS].items() if size}
@@ -68,7 +69,7 @@ class Retention:
         end = first_input if self._keep.log > 0 else min(shards, index, committed)
         self._archive.merge(end)
         self._archive.remove(end, now - self._keep.deliveries)
-        return sum(sum(of_name.values()) for of_name in sizes.values()), log + others
+        return sum(sum(of_name.values()) for of_name in sizes.values()) + parts, log + others
 
     def _oldest_snapshot(self, name: str, sizes: dict[int, int], committed: int) -> int:
         """Return the oldest snapshot that is left; that before the first if there are fewer than should be left."""
@@ -76,6 +77,14 @@ class Retention:
         latest = complete[-N_SNAPSHOTS:]
         self._remove(f"shards/{name}", sizes, [n for n in sizes if n < (latest[0] if latest else FIRST)])
         return latest[0] if len(latest) == N_SNAPSHOTS else FIRST - 1
+
+    def _remove_index_parts(self, first: int) -> int:
+        """Remove the parts of indexes before the batch `first`; return the bytes of the others."""
+        tree = self._folder.tree
+        sizes = tree.sizes([f"shards/{name}" for name in tree.names("shards") if name.startswith(f"{INDEX}-")])
+        for parent, of_name in sizes.items():
+            self._remove(parent, of_name, [number for number in of_name if number < first])
+        return sum(sum(of_name.values()) for of_name in sizes.values())
 
     def _before_feeds(self, shards: int, committed: int) -> int:
         """Return the last batch up to which no shard needs messages to be replayed from its snapshot."""

@@ -73,6 +73,7 @@ def stream(
     sinks: Sequence[Sink] = (),
     trigger: Mapping[str, Any] | None = None,
     on_batch: Callable[[Metrics], None] | None = None,
+    on_stage: Callable[[str, int | None], None] | None = None,
 ) -> StreamingQuery:
     """Start a query that matches a stream of messages with subscriptions that may change at run time.
 
@@ -136,6 +137,8 @@ def stream(
         As for `DataStreamWriter.trigger`. By default as fast as possible, or once a second with the clock "processing".
     on_batch : function of a mapping, optional
         Called after each batch with its metrics, as written to `metrics.jsonl`.
+    on_stage : function of a name and a number of tasks, optional
+        Called when a stage of a batch begins; the number is None if only Spark knows it.
     """
     if shards < 1:
         raise NearcastError(f"shards is {shards}; it must be at least 1")
@@ -179,7 +182,7 @@ def stream(
     needs_sample = is_new and partitioner != BY_HASH
     drawn_sample = drawn(sample, sample_size, sample_seed) if sample is not None and needs_sample else None
     folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, drawn_sample)
-    batches = _Batches(folder, sinks, on_batch, keep, has_own_checkpoint=checkpoint is not None)
+    batches = _Batches(folder, sinks, on_batch, keep, on_stage=on_stage, has_own_checkpoint=checkpoint is not None)
     if folder.read_commit(FIRST) is None:
         first = None if subscriptions is None else rows_of(None, subscriptions)
         batches.process(first, FIRST, messages.sparkSession)
@@ -208,11 +211,12 @@ class _Batches:
         on_batch: Callable[[Metrics], None] | None,
         keep: Keep,
         *,
+        on_stage: Callable[[str, int | None], None] | None = None,
         has_own_checkpoint: bool = False,
         now: Callable[[], float] = time.time,
     ):
         self._folder, self._sinks, self._on_batch, self._now = folder, sinks, on_batch, now
-        self._keep = keep
+        self._keep, self._on_stage = keep, on_stage
         # A checkpoint outside of the state folder is verified before the first batch.
         self._must_check_query = has_own_checkpoint
         self._driver: Driver[DataFrame] | None = None
@@ -227,7 +231,7 @@ class _Batches:
             _check_query(self._folder, batch, spark)
             self._must_check_query = False
         if self._driver is None:
-            jobs = SparkJobs(spark, self._folder)
+            jobs = SparkJobs(spark, self._folder, self._on_stage)
             self._driver = Driver(self._folder, jobs, on_batch=self._on_batch, now=self._now, keep=self._keep)
         self._driver.run(rows, batch, lambda commit: self._call_sinks(spark, batch, commit))
 
