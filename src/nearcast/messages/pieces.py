@@ -6,6 +6,7 @@ piece; scores do not depend on ids.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +79,27 @@ def piece_of(messages: MessageColumns, ids: pa.Array, ends: Int64Array, vocabula
         }
     )
     return MessagePiece(rows, pa.table({"word": vocabulary.tokens_of(np.flatnonzero(is_used))}))
+
+
+def merged_piece(parts: Sequence[tuple[MessagePiece, int, int]]) -> MessagePiece:
+    """Return rows of some pieces, each from one to before another, as one piece."""
+    pieces = {id(piece): piece for piece, _, _ in parts}
+    words = pa.concat_arrays([_array(piece.words, "word") for piece in pieces.values()]).dictionary_encode()
+    ends = np.cumsum([piece.words.num_rows for piece in pieces.values()])
+    new_numbers = dict(zip(pieces, np.split(words.indices.to_numpy().astype(np.int32), ends[:-1]), strict=True))
+    tables = []
+    for piece, start, stop in parts:
+        rows = piece.rows.slice(start, stop - start)
+        numbers, units = _array(rows, "words"), _array(rows, "units")
+        offsets = numbers.offsets.to_numpy() - numbers.offsets[0].as_py()
+        columns = renumbered(
+            offsets, numbers.flatten().to_numpy(), units.flatten().to_numpy(), new_numbers[id(piece)].copy()
+        )
+        for name, values in zip(("words", "units"), columns, strict=True):
+            lists = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+            rows = rows.set_column(rows.schema.get_field_index(name), name, lists)
+        tables.append(rows)
+    return MessagePiece(pa.concat_tables(tables).combine_chunks(), pa.table({"word": words.dictionary}))
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:

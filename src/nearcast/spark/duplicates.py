@@ -16,6 +16,7 @@ from nearcast.columns import NO_TIME
 from nearcast.model import MICROSECONDS, CountWindow, Id, Window
 from nearcast.spark.folder import LOG, Folder
 from nearcast.spark.horizon import first_recent
+from nearcast.spark.log_archive import log_folder
 from nearcast.spark.plan import FIRST, Slices
 
 # Expired ids are removed once their dictionary has doubled since the last removal, and has this many.
@@ -65,7 +66,8 @@ class SeenIds:
         for number in sorted(inputs):
             self._n_arrived = inputs[number].first_arrival
             if number >= first:
-                for ids, times in _logged(folder, number, inputs[number].messages):
+                record = inputs[number]
+                for ids, times in _logged(folder, log_folder(number, record), record.messages):
                     self._added(ids, times)
         self._batch = batch
 

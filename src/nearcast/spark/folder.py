@@ -5,6 +5,7 @@
     checkpoint/                       Spark's checkpoint
     inputs/0000000012/                the record of a batch: its pieces in order, counts, the moment of its clock
     log/0000000012/0000000000/        a piece of its messages, checked and analysed
+    merged-inputs/                    records of several batches, see log_archive.py
     changes/0000000012/0000000000/    a piece of its checked changes
     pairs/0000000012/0000000000/      what a task has found for feeds: feed, message, score
     floors/0000000024/, ...25/        the floors that the changes and the messages of a batch have changed
@@ -31,7 +32,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -42,6 +43,7 @@ import pyarrow.parquet as pq
 from nearcast.arrays import Float64Array, Int64Array
 from nearcast.engine.broker import Broker
 from nearcast.errors import NearcastError, StorageError
+from nearcast.messages.pieces import MessagePiece
 from nearcast.spark.plan import BY_HASH, CHANGES_STEP, FIRST, WATERMARK, BatchInput, Plan, step_of
 from nearcast.storage.local_folder import LocalTree
 from nearcast.storage.manifest import FORMAT as STATE_FORMAT
@@ -55,7 +57,7 @@ FORMAT = f"nearcast-pipeline-4 of {STATE_FORMAT}"
 N_SNAPSHOTS = 2
 # The names of the snapshots that are not of a shard.
 ROUTER, INDEX = "router", "index"
-INPUTS = "inputs"
+INPUTS, MERGED_INPUTS = "inputs", "merged-inputs"
 # What the tasks of a batch write, in folders of a batch.
 PARTS = LOG, CHANGES, PAIRS = "log", "changes", "pairs"
 FLOORS, COMMITS, MERGED = "floors", "commits", "merged"
@@ -183,13 +185,30 @@ class Folder:
         """Whether the input of a batch is committed."""
         return self.tree.has_state(_numbered(INPUTS, batch))
 
-    def inputs(self) -> list[int]:
-        """Return the batches that have an input."""
+    def own_inputs(self) -> list[int]:
+        """Return the batches that have an input of their own."""
         return sorted(number for number, size in self.tree.sizes([INPUTS])[INPUTS].items() if size)
+
+    def inputs(self) -> list[int]:
+        """Return the batches that have an input, of their own or merged with those of others."""
+        return sorted({*self.own_inputs(), *self.merged_records()})
+
+    def merged_records(self) -> dict[int, BatchInput]:
+        """Return all records that are merged, by batch."""
+        run = self.run()
+        return {
+            number: record
+            for last in self.merged_inputs()
+            for number, record in _merged_records(self.tree, run, last).items()
+        }
+
+    def merged_inputs(self) -> list[int]:
+        """Return the last batch of each file of merged inputs."""
+        return sorted(self.tree.numbers(MERGED_INPUTS))
 
     def last_input(self) -> int:
         """Return the last batch that has an input, complete or not."""
-        return max(self.tree.numbers(INPUTS), default=FIRST - 1)
+        return max([*self.tree.numbers(INPUTS), *self.merged_inputs()], default=FIRST - 1)
 
     def intact_input(self, batch: int) -> BatchInput | None:
         """Return the input of a batch; None if there is none, or if it was damaged and is now removed."""
@@ -217,9 +236,21 @@ class Folder:
             _numbered(INPUTS, batch), lambda path: write_state(path, State(routes, {}, record.as_json()))
         )
 
+    def write_merged_inputs(self, last: int, records: Mapping[int, BatchInput]) -> None:
+        """Write the records of some batches, which take the place of their own."""
+        described = {"records": {str(number): record.as_json() for number, record in records.items()}}
+        self._save(MERGED_INPUTS, last, lambda path: write_state(path, State({}, {}, described)))
+
     def read_input(self, batch: int) -> BatchInput:
         """Return the input of a batch."""
-        return BatchInput.of_json(self.tree.read_state(_numbered(INPUTS, batch), read_state).description)
+        try:
+            return BatchInput.of_json(self.tree.read_state(_numbered(INPUTS, batch), read_state).description)
+        except StorageError:
+            last = next((last for last in self.merged_inputs() if batch <= last), None)
+            record = None if last is None else _merged_records(self.tree, self.run(), last).get(batch)
+            if record is None:
+                raise
+            return record
 
     def read_routes(self, batch: int) -> Arrays:
         """Return the routes of the changes of a batch; none if a hash assigns them."""
@@ -230,6 +261,10 @@ class Folder:
     def write_part(self, part: str, batch: int, number: int, state: State) -> None:
         """Write what one task adds to a batch; a second attempt writes the same."""
         self._save(f"{part}/{batch:010d}", number, lambda path: write_state(path, state))
+
+    def write_log_piece(self, batch: int, number: int, piece: MessagePiece) -> None:
+        """Write messages as a piece of the log."""
+        self.write_part(LOG, batch, number, State({}, {"rows": piece.rows, "words": piece.words}, {}))
 
     def read_part(self, part: str, batch: int, number: int, *, check: Check = "everything") -> State:
         """Return what one task added to a batch."""
@@ -399,6 +434,13 @@ class Folder:
         """Write the id of the query that runs the batches."""
         with self.tree.replaced(QUERY) as unfinished:
             unfinished.write_text(json.dumps({"id": query}))
+
+
+@lru_cache(maxsize=512)
+def _merged_records(tree: Tree, _run: str, last: int) -> dict[int, BatchInput]:
+    """Return the records of a file of merged inputs, by batch."""
+    records = tree.read_state(_numbered(MERGED_INPUTS, last), read_state).description["records"]
+    return {int(number): BatchInput.of_json(record) for number, record in records.items()}
 
 
 def shard_name(shard: int) -> str:

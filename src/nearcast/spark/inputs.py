@@ -83,7 +83,7 @@ def write_messages(
         ends = intake.ends(columns.times, raw.expires)
         newest, last_end = int(columns.times.max()), int(ends.max())
         piece = piece_of(columns, raw.ids, ends, intake.vocabulary)
-        folder.write_part(LOG, batch, number, State({}, {"rows": piece.rows, "words": piece.words}, {}))
+        folder.write_log_piece(batch, number, piece)
         analysed = Analysed(columns, raw.ids)
     _write_rejected(folder, batch, f"messages-{task:05d}", rejections, runs)
     report = PieceReport(LOG, number, task, _ends(rows, raw.rows, runs), len(rejections), newest, last_end)

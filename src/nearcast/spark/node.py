@@ -25,6 +25,7 @@ from nearcast.spark.changes import Changes, read_changes
 from nearcast.spark.folder import INDEX, LOG, PAIR, PAIRS, Folder, shard_name
 from nearcast.spark.horizon import first_in_window
 from nearcast.spark.index_load import whole_snapshot
+from nearcast.spark.log_archive import log_folder
 from nearcast.spark.plan import CHANGES_STEP, FIRST, MESSAGES_STEP, RANGES, BatchInput, step_of
 from nearcast.spark.prober import Prober
 from nearcast.tables.intake import Intake
@@ -88,7 +89,15 @@ class Node:
         record = self.input(batch)
         arrival = record.first_arrival + start
         for place, first, last in record.messages.between(start, stop):
-            piece, columns = self._piece(batch, record.messages.pieces[place])
+            try:
+                piece, columns = self._piece(log_folder(batch, record), record.messages.pieces[place])
+            except StorageError:
+                # The record may be older than the merging of the log.
+                self._records[batch] = self.folder.read_input(batch)
+                if self._records[batch] == record:
+                    raise
+                yield from self.messages(batch, arrival - record.first_arrival, stop)
+                return
             some = compact_rows(rows_between(columns, first, last))
             n = last - first
             numbered = some._replace(arrivals=np.arange(arrival, arrival + n))

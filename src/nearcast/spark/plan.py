@@ -30,6 +30,8 @@ CHANGES_STEP, MESSAGES_STEP = 0, 1
 # What tasks find that match ranges of messages is numbered from here on: a task that was matching the rows that it read
 # may still write what it has found.
 RANGES = 1_000_000
+# The number of a piece of the log that has the messages of several batches.
+MERGED_PIECE = 10_000_000
 PLAIN_NAMES = (
     *("shards", "snapshot_every", "subscription_id", "message_id"),
     *("partitioner", "partitioner_options", "clock", "delay", "answer", "drop_duplicates"),
@@ -194,6 +196,7 @@ class BatchInput:
     first_order: int = 0  # the registration number of a subscription that the first change registers
     duplicates: int = 0  # messages that were dropped because their ids had come before
     tasks: tuple[tuple[int, int], ...] = ()  # the messages of each task that matches them
+    merged_into: int | None = None  # the batch in whose log the messages are, if they are merged with those of others
     matched: Matched | None = None  # instead of tasks, if the tasks that wrote the pieces have matched them
 
     @property

@@ -11,6 +11,7 @@ from nearcast.model import checked_number
 from nearcast.spark.archive import Archive
 from nearcast.spark.folder import CHANGES, FLOORS, INDEX, INPUTS, LOG, N_SNAPSHOTS, PAIRS, ROUTER, Folder, shard_name
 from nearcast.spark.horizon import first_in_window, first_recent
+from nearcast.spark.log_archive import LogArchive, log_folder
 from nearcast.spark.plan import CHANGES_STEP, FIRST, BatchInput, step_of
 
 
@@ -37,7 +38,7 @@ class Retention:
 
     def __init__(self, folder: Folder, keep: Keep):
         self._folder, self._plan, self._keep = folder, folder.plan(), keep
-        self._archive = Archive(folder)
+        self._archive, self._log_archive = Archive(folder), LogArchive(folder)
         self._records: dict[int, BatchInput] = {}
         # The batches after which there was no feed.
         self._without_feeds: set[int] = set()
@@ -55,14 +56,19 @@ class Retention:
         parts = self._remove_index_parts(min(sizes[f"shards/{INDEX}"], default=FIRST))
         index = min(oldest[INDEX], oldest.get(ROUTER, oldest[INDEX]))
         feeds = self._before_feeds(shards, committed)
-        known = {number for number, size in sizes[INPUTS].items() if size}
+        known = {number for number, size in sizes[INPUTS].items() if size} | set(self._log_archive.records)
         needed = self._needed_log(known, feeds, committed)
         if self._keep.log > 0:
             needed |= {number for number in known if self._archive.age(number, now) <= self._keep.log}
         first_input = min([shards, index, *needed, committed])
         self._remove(INPUTS, sizes[INPUTS], [n for n in sizes[INPUTS] if n < first_input])
         self._remove(FLOORS, sizes[FLOORS], [n for n in sizes[FLOORS] if n < step_of(oldest[INDEX], CHANGES_STEP)])
-        log = self._remove_parts(LOG, lambda number: number in needed or number > feeds)
+        self._log_archive.remove_before(first_input)
+        merged = self._log_archive.records
+        replayed = min(shards, index, feeds, committed)
+        self._log_archive.merge({n: self._record(n) for n in needed if n <= replayed})
+        kept = needed | {log_folder(n, merged[n]) for n in needed if n in merged}
+        log = self._remove_parts(LOG, lambda number: number in kept or number > feeds)
         others = self._remove_parts(CHANGES, lambda number: number > min(shards, index))
         others += self._remove_parts(PAIRS, lambda number: number > feeds)
         # The ages of what is kept are those of the commits.
@@ -106,10 +112,7 @@ class Retention:
         """Return the batches up to one whose messages are in the window or active then."""
         if feeds < FIRST or feeds not in known:
             return {number for number in known if number <= committed}
-        for number in known:
-            if number not in self._records:
-                self._records[number] = self._folder.read_input(number)
-        self._records = {number: record for number, record in self._records.items() if number in known}
+        self._records = {number: self._record(number) for number in known}
         before = {number: record for number, record in self._records.items() if number <= feeds}
         needed = set(range(first_in_window(self._plan.window, before, feeds), feeds + 1))
         if self._plan.lifetime is not None:
@@ -120,6 +123,11 @@ class Retention:
             records = {number: record for number, record in self._records.items() if number <= committed}
             needed |= {number for number in records if number >= first_recent(window, records)}
         return needed
+
+    def _record(self, number: int) -> BatchInput:
+        """Return the record of a batch, the merged one if there is one."""
+        found = self._log_archive.records.get(number) or self._records.get(number)
+        return self._folder.read_input(number) if found is None else found
 
     def _remove_parts(self, part: str, is_needed: Callable[[int], bool]) -> int:
         """Remove the parts of batches that are not needed; return the bytes of the others."""
