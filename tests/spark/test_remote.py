@@ -168,7 +168,7 @@ def test_machines_that_die_and_are_lost(tmp_path, machines, seed, partitioner):
                 with machines[0]:
                     pipeline.restart()
     assert pipeline.jobs.n_deaths > 10
-    assert n_restarts > 3
+    assert n_restarts >= 3
     expected, ids = scenario.expected()
     assert delivered(tmp_path / "state") == expected
     with Machine(tmp_path / "new"):
@@ -223,8 +223,8 @@ def test_damage_is_passed_over_or_mended(tmp_path, machines, monkeypatch):
     (second / MANIFEST).unlink()
     assert replayed(one) == 10
     # A damaged piece of the log is written again.
-    for file in (state / "log" / "0000000006").rglob("*.arrow"):
-        file.write_bytes(b"torn")
+    for file in (state / "log" / "0000000006").rglob(MANIFEST):
+        file.write_bytes(file.read_bytes()[:-1])
     with third:
         third.wipe()
         assert folder.intact_input(6) is None

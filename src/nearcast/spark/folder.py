@@ -233,13 +233,13 @@ class Folder:
     def write_input(self, batch: int, record: BatchInput, routes: Arrays) -> None:
         """Commit the input of a batch, whose pieces are written; `routes` are those of its changes."""
         self.tree.write_state(
-            _numbered(INPUTS, batch), lambda path: write_state(path, State(routes, {}, record.as_json()))
+            _numbered(INPUTS, batch), lambda path: _write_small(path, State(routes, {}, record.as_json()))
         )
 
     def write_merged_inputs(self, last: int, records: Mapping[int, BatchInput]) -> None:
         """Write the records of some batches, which take the place of their own."""
         described = {"records": {str(number): record.as_json() for number, record in records.items()}}
-        self._save(MERGED_INPUTS, last, lambda path: write_state(path, State({}, {}, described)))
+        self._save(MERGED_INPUTS, last, lambda path: _write_small(path, State({}, {}, described)))
 
     def read_input(self, batch: int) -> BatchInput:
         """Return the input of a batch."""
@@ -260,7 +260,7 @@ class Folder:
 
     def write_part(self, part: str, batch: int, number: int, state: State) -> None:
         """Write what one task adds to a batch; a second attempt writes the same."""
-        self._save(f"{part}/{batch:010d}", number, lambda path: write_state(path, state))
+        self._save(f"{part}/{batch:010d}", number, lambda path: _write_small(path, state))
 
     def write_log_piece(self, batch: int, number: int, piece: MessagePiece) -> None:
         """Write messages as a piece of the log."""
@@ -273,7 +273,7 @@ class Folder:
     def write_floors(self, step: int, orders: Int64Array, floors: Float64Array) -> None:
         """Write the floors that a step of all feed shards has changed, by registration number."""
         state = State({"orders": orders, "floors": floors}, {}, {})
-        self._save(FLOORS, step, lambda path: write_state(path, state))
+        self._save(FLOORS, step, lambda path: _write_small(path, state))
 
     def read_floors(self, step: int) -> tuple[Int64Array, Float64Array]:
         """Return the floors that a step has changed."""
@@ -434,6 +434,9 @@ class Folder:
         """Write the id of the query that runs the batches."""
         with self.tree.replaced(QUERY) as unfinished:
             unfinished.write_text(json.dumps({"id": query}))
+
+
+_write_small = partial(write_state, may_be_behind=True)
 
 
 @lru_cache(maxsize=512)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nearcast.errors import NearcastError
-from nearcast.storage.manifest import MANIFEST, replaced_file
+from nearcast.storage.manifest import MANIFEST, bytes_of, replaced_file
 from nearcast.storage.tree import NUMBER, SCHEMES, T, Tree
 
 
@@ -143,13 +142,11 @@ class LocalTree(Tree):
             found[parent] = {}
             for name in filter(NUMBER.fullmatch, self.names(parent)):
                 key = f"{parent}/{name}"
-                size = self._sizes.get(key) or _bytes_of(self.read(f"{key}/{MANIFEST}"))
+                size = self._sizes.get(key)
+                if not size:
+                    manifest = self.read(f"{key}/{MANIFEST}")
+                    size = 0 if manifest is None else bytes_of(manifest)
                 found[parent][int(name)] = known[key] = size
         # Those of other parents stay.
         self._sizes = {key: size for key, size in self._sizes.items() if key.rpartition("/")[0] not in found} | known
         return found
-
-
-def _bytes_of(manifest: bytes | None) -> int:
-    """Return the bytes of the state of a manifest; 0 if there is none yet."""
-    return 0 if manifest is None else len(manifest) + sum(size for size, _ in json.loads(manifest)["files"].values())

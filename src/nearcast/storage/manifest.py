@@ -3,12 +3,15 @@
     MANIFEST.json     format, version, and size and checksum of every file
     state-000001/     x.npy for an array, x.arrow for a table
 
+A small state may have its files behind the manifest, in the same file: that takes a fraction of the time to write.
+
 Renaming the manifest into place is the commit, after all other files are written: a reader sees the old state or the
 new one.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -26,12 +29,16 @@ from numpy.typing import NDArray
 
 from nearcast.errors import StorageError
 
-FORMAT = "nearcast-state-9"
+FORMAT = "nearcast-state-10"
+# Those that can be read; in the one before no state is behind its manifest.
+FORMATS = ("nearcast-state-9", FORMAT)
 # How thoroughly a folder is verified before it is used.
 Check = Literal["everything", "sizes"]
 CHECKS = ("everything", "sizes")
 # Smaller files are read rather than mapped.
 MIN_MAPPED_BYTES = 1 << 16
+# Larger states are never behind their manifests.
+MAX_BEHIND_BYTES = 1 << 20
 MANIFEST = "MANIFEST.json"
 AnyArray: TypeAlias = NDArray[Any]  # each has a type of its own, which its file contains
 Arrays: TypeAlias = Mapping[str, AnyArray]  # by name
@@ -52,20 +59,21 @@ def part_of(arrays: Arrays, prefix: str) -> dict[str, AnyArray]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def write_state(path: str | os.PathLike[str], state: State) -> None:
-    """Write a state to a folder, replacing the one before."""
+def write_state(path: str | os.PathLike[str], state: State, *, may_be_behind: bool = False) -> None:
+    """Write a state to a folder, replacing the one before; a small one `may_be_behind` its manifest."""
     if not os.fspath(path):
         raise StorageError("the path is empty; it must name a folder")
     folder = Path(path)
     try:
-        _write_state(folder, state)
+        n_bytes = sum(part.nbytes for part in (*state.arrays.values(), *state.tables.values()))
+        _write_state(folder, state, is_behind=may_be_behind and n_bytes <= MAX_BEHIND_BYTES)
     except (OSError, ValueError) as error:
         if isinstance(error, StorageError):
             raise
         raise StorageError(f"{folder} could not be written: {error}") from error
 
 
-def _write_state(folder: Path, state: State) -> None:
+def _write_state(folder: Path, state: State, *, is_behind: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; a state needs a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,23 +83,26 @@ def _write_state(folder: Path, state: State) -> None:
         not _STATE_NAME.fullmatch(name) and not _UNFINISHED_NAME.fullmatch(name) for name in names
     ):
         raise StorageError(f"{folder} holds other files; a state needs a folder of its own")
-    target = _new_folder(folder, max(numbers, default=0) + 1)
+    target = None if is_behind else _new_folder(folder, max(numbers, default=0) + 1)
     unfinished = folder / f".{MANIFEST}.{uuid.uuid4().hex}.tmp"
     try:
-        for key, array in state.arrays.items():
-            np.save(target / f"{key}.npy", array, allow_pickle=False)
-        for key, table in state.tables.items():
-            with pa.OSFile(str(target / f"{key}.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-        files = {file.name: _size_and_checksum(file, is_synced=True) for file in sorted(target.iterdir())}
-        manifest = {"format": FORMAT, "state": target.name, "files": files, "description": dict(state.description)}
-        with open(unfinished, "w", encoding="utf-8") as text:
-            json.dump(manifest | {"checksum": _manifest_checksum(manifest)}, text, indent=1)
-            text.flush()
-            os.fsync(text.fileno())
-        _sync_folder(target)
+        manifest: dict[str, Any] = {"format": FORMAT, "description": dict(state.description)}
+        contents: dict[str, bytes] = {}
+        if target is None:
+            contents = _contents(state)
+            manifest |= {"state": None, "files": {name: [len(c), zlib.crc32(c)] for name, c in contents.items()}}
+        else:
+            manifest |= {"state": target.name, "files": _written(state, target)}
+        with open(unfinished, "wb") as file:
+            file.write(json.dumps(manifest | {"checksum": _manifest_checksum(manifest)}).encode() + b"\n")
+            file.writelines(contents.values())
+            file.flush()
+            os.fsync(file.fileno())
+        if target is not None:
+            _sync_folder(target)
     except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
+        if target is not None:
+            shutil.rmtree(target, ignore_errors=True)
         unfinished.unlink(missing_ok=True)
         raise
     # Commit point: from here on readers see the new state.
@@ -99,6 +110,31 @@ def _write_state(folder: Path, state: State) -> None:
     _sync_folder(folder)
     for number in numbers[:-1]:
         shutil.rmtree(folder / f"state-{number:06d}", ignore_errors=True)
+
+
+def _written(state: State, folder: Path) -> dict[str, list[int]]:
+    """Write the files of a state; return the size and the checksum of each."""
+    for key, array in state.arrays.items():
+        np.save(folder / f"{key}.npy", array, allow_pickle=False)
+    for key, table in state.tables.items():
+        with pa.OSFile(str(folder / f"{key}.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    return {file.name: _size_and_checksum(file, is_synced=True) for file in sorted(folder.iterdir())}
+
+
+def _contents(state: State) -> dict[str, bytes]:
+    """Return the files of a state."""
+    contents = {}
+    for key, array in state.arrays.items():
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        contents[f"{key}.npy"] = buffer.getvalue()
+    for key, table in state.tables.items():
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        contents[f"{key}.arrow"] = sink.getvalue().to_pybytes()
+    return contents
 
 
 def _new_folder(folder: Path, number: int) -> Path:
@@ -120,14 +156,18 @@ def read_state(path: str | os.PathLike[str], *, check: Check = "everything") -> 
     """
     folder = Path(os.fspath(path))
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
+        manifest, behind = split_manifest((folder / MANIFEST).read_bytes())
+        if manifest["format"] not in FORMATS:
             raise StorageError(
                 f"{folder} has format {manifest['format']!r}; this version reads {FORMAT!r}. "
                 "Register the subscriptions with a new broker and save that, or use the version that wrote the folder"
             )
         if manifest.pop("checksum") != _manifest_checksum(manifest):
             raise StorageError(f"{folder / MANIFEST} is damaged: its checksum is not as written")
+        if manifest["state"] is None:
+            return _state_behind(folder, manifest, behind)
+        if behind:
+            raise StorageError(f"{folder / MANIFEST} is damaged: there is more than was written")
         arrays, tables = {}, {}
         for name, expected in manifest["files"].items():
             file = folder / manifest["state"] / name
@@ -152,6 +192,43 @@ def read_state(path: str | os.PathLike[str], *, check: Check = "everything") -> 
         raise
     except (OSError, KeyError, TypeError, AttributeError, ValueError, pa.ArrowException) as error:
         raise StorageError(f"{folder} holds no readable state: {error}") from error
+
+
+def _state_behind(folder: Path, manifest: Mapping[str, Any], behind: bytes) -> State:
+    """Return a state whose files are behind its manifest, one after the other."""
+    arrays, tables = {}, {}
+    start = 0
+    for name, (size, checksum) in manifest["files"].items():
+        content = behind[start : start + size]
+        start += size
+        if len(content) != size or zlib.crc32(content) != checksum:
+            raise StorageError(f"{folder / MANIFEST} is damaged: {name} is not as written")
+        key, _, kind = name.rpartition(".")
+        if kind == "npy":
+            arrays[key] = np.load(io.BytesIO(content), allow_pickle=False)
+        else:
+            tables[key] = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+    if start != len(behind):
+        raise StorageError(f"{folder / MANIFEST} is damaged: there is more than was written")
+    return State(arrays, tables, manifest["description"])
+
+
+def split_manifest(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return a manifest, and what is behind it in its file."""
+    line, end, behind = content.partition(b"\n")
+    if line == b"{":
+        # The format before has several lines.
+        return json.loads(content), b""
+    if not end:
+        raise ValueError("the manifest is cut short")
+    return json.loads(line), behind
+
+
+def bytes_of(content: bytes) -> int:
+    """Return the bytes of the state of a manifest, itself included."""
+    manifest, _ = split_manifest(content)
+    is_behind = manifest["state"] is None
+    return len(content) + (0 if is_behind else sum(size for size, _ in manifest["files"].values()))
 
 
 @contextmanager

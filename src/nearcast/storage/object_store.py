@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import pickle
 import shutil
@@ -54,7 +53,7 @@ import pyarrow.fs
 
 from nearcast.errors import NearcastError, StorageError
 from nearcast.storage.local_folder import LocalTree, local_path
-from nearcast.storage.manifest import MANIFEST, read_state
+from nearcast.storage.manifest import MANIFEST, read_state, split_manifest
 from nearcast.storage.tree import SCHEMES, T, Tree
 
 Place: TypeAlias = str | os.PathLike[str] | pyarrow.fs.SubTreeFileSystem
@@ -228,7 +227,8 @@ class RemoteTree(Tree):
             write(unfinished)
             manifest = (unfinished / MANIFEST).read_bytes()
             version = _version(manifest)
-            self._upload(unfinished / json.loads(manifest)["state"], f"{key}/{version}")
+            if (state := split_manifest(manifest)[0]["state"]) is not None:
+                self._upload(unfinished / state, f"{key}/{version}")
             self._put(f"{key}/{MANIFEST}", manifest)
             # If another attempt has already cached the same copy, that one is used.
             with suppress(OSError):
@@ -327,8 +327,10 @@ class RemoteTree(Tree):
 
     def _download(self, key: str, manifest: bytes, version: str, target: Path) -> None:
         try:
-            content = json.loads(manifest)
-            folder, names = target / Path(content["state"]).name, [Path(name).name for name in content["files"]]
+            content, _ = split_manifest(manifest)
+            is_behind = content["state"] is None
+            folder = target if is_behind else target / Path(content["state"]).name
+            names = [] if is_behind else [Path(name).name for name in content["files"]]
         except (ValueError, TypeError, KeyError) as error:
             raise StorageError(f"{self.place}/{key}/{MANIFEST} is damaged: {error!r}") from error
         folder.mkdir(parents=True)

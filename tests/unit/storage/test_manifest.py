@@ -5,6 +5,7 @@ import os
 import threading
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import nearcast as nc
@@ -84,11 +85,68 @@ def test_foreign_folders_are_refused(tmp_path):
         busy_broker().save(tmp_path / "diary.txt")
     busy_broker().save(tmp_path / "state")
     manifest = json.loads((tmp_path / "state" / MANIFEST).read_text())
-    (tmp_path / "state" / MANIFEST).write_text(json.dumps(manifest | {"format": "nearcast-state-8"}))
+    (tmp_path / "state" / MANIFEST).write_text(json.dumps(manifest | {"format": "nearcast-state-8"}, indent=1))
     with pytest.raises(
-        nc.StorageError, match=r"format 'nearcast-state-8'; this version reads 'nearcast-state-9'\. Register the"
+        nc.StorageError, match=r"format 'nearcast-state-8'; this version reads 'nearcast-state-10'\. Register the"
     ):
         nc.Broker.open(tmp_path / "state")
+
+
+def test_a_broker_of_the_format_before_can_be_opened(tmp_path):
+    """Its manifest has several lines."""
+    broker = busy_broker()
+    broker.save(tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST).read_text()) | {"format": "nearcast-state-9"}
+    del manifest["checksum"]
+    checksum = storage._manifest_checksum(manifest)
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest | {"checksum": checksum}, indent=1))
+    assert nc.Broker.open(tmp_path).ids() == broker.ids()
+
+
+def test_a_small_state_is_behind_its_manifest(tmp_path, monkeypatch):
+    arrays = {
+        "some": np.arange(5),
+        "none": np.zeros((0, 2)),
+        "pairs": np.zeros(3, [("order", np.int64), ("x", np.int32)]),
+    }
+    tables = {
+        "rows": pa.table({"id": ["a\n", None], "words": [[1], [2, 3]]}),
+        "empty": pa.table({"id": pa.array([], "int64")}),
+    }
+    state = storage.State(arrays, tables, {"step": 3, "text": "a\nb"})
+    for n_bytes, is_behind in ((1 << 20, True), (10, False)):
+        monkeypatch.setattr(storage, "MAX_BEHIND_BYTES", n_bytes)
+        for place, may_be_behind in ((tmp_path / "may", True), (tmp_path / "may not", False)):
+            storage.write_state(place, state, may_be_behind=may_be_behind)
+            found = storage.read_state(place)
+            assert {name: array.tolist() for name, array in found.arrays.items()} == {
+                name: array.tolist() for name, array in arrays.items()
+            }
+            assert {name: array.dtype for name, array in found.arrays.items()} == {
+                name: array.dtype for name, array in arrays.items()
+            }
+            assert (dict(found.tables), found.description) == (tables, state.description)
+            content = (place / MANIFEST).read_bytes()
+            assert (storage.split_manifest(content)[0]["state"] is None) == (is_behind and may_be_behind)
+            behind = (
+                b""
+                if is_behind and may_be_behind
+                else b"".join(
+                    file.read_bytes() for file in (place / storage.split_manifest(content)[0]["state"]).iterdir()
+                )
+            )
+            assert storage.bytes_of(content) == len(content) + len(behind)
+
+
+def test_damage_behind_a_manifest_is_seen(tmp_path):
+    state = storage.State({"some": np.arange(5)}, {"rows": pa.table({"id": ["a", "b"]})}, {})
+    storage.write_state(tmp_path, state, may_be_behind=True)
+    content = (tmp_path / MANIFEST).read_bytes()
+    for place in range(0, len(content), 7):
+        for damaged in (content[:place], content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]):
+            (tmp_path / MANIFEST).write_bytes(damaged)
+            with pytest.raises(nc.StorageError):
+                storage.read_state(tmp_path)
 
 
 def test_an_unfinished_save_leaves_the_old_state(tmp_path, monkeypatch):
