@@ -3,6 +3,7 @@
 import pickle
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from nearcast.spark.index_load import build_segment, compile_block, lay_out
 from nearcast.spark.inputs import Run
 from nearcast.spark.matching import match_messages, read_rows, save_index
 from nearcast.spark.plan import FIRST, Plan
+from nearcast.spark.rescale import assign, attach, detach, rescale
 from nearcast.spark.retention import DEFAULT_KEEP
 from nearcast.spark.shards import run_changes, run_feeds, shard_after
 from pipelines import SPACE, answers, change_table, message_table
@@ -110,6 +112,17 @@ class LocalJobs:
                 "build_segment", lambda folder, number=number, some=some: build_segment(folder, batch, number, some)
             )
 
+    def detach(self, batch):
+        for shard in range(self.folder.plan().shards):
+            self._run("detach", lambda folder, shard=shard: detach(folder, shard, batch))
+
+    def assign(self, target, batch):
+        self._run("assign", lambda folder: assign(folder, target, batch))
+
+    def attach(self, target, batch):
+        for shard in range(target.plan().shards):
+            self._run("attach", lambda folder, shard=shard: attach(folder, target, shard, batch))
+
     def forget(self):
         """Let all processes forget what they have cached."""
         for cache in self.caches:
@@ -204,6 +217,13 @@ class LocalPipeline:
                 now=lambda: self.scenario.now(self._batch),
                 keep=self.keep,
             )
+
+    def rescale(self, **settings):
+        """Change settings of the plan, and go on with another driver."""
+        with in_process(self.cache):
+            rescale(self.folder, replace(self.folder.plan(), **settings), self.jobs)
+        self.folder = self.jobs.folder = Folder(self.folder.tree)
+        self.restart()
 
     def rows(self, batch):
         """The changes and the messages of a batch."""

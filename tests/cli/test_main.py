@@ -16,7 +16,10 @@ def test_version(process):
     assert (done.returncode, done.stdout, done.stderr) == (0, f"nearcast {nc.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["match", "explain", "preview", "fit", "plan", "demo", "run", "report", "doctor"])
+COMMANDS = ("match", "explain", "preview", "fit", "plan", "demo", "run", "rescale", "report", "doctor")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_examples_that_run_the_command(nearcast, command):
     result = nearcast(command, "--help")
     assert result.exit_code == 0
@@ -25,10 +28,7 @@ def test_help_shows_examples_that_run_the_command(nearcast, command):
 
 def test_without_a_command_all_are_listed(nearcast):
     result = nearcast()
-    assert all(
-        command in result.output
-        for command in ("match", "explain", "preview", "fit", "plan", "demo", "run", "report", "doctor")
-    )
+    assert all(command in result.output for command in COMMANDS)
 
 
 def test_an_error_is_one_message_on_stderr(process):

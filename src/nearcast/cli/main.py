@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 import nearcast
-from nearcast.cli import demo, doctor, explain, fit, match, plan, preview, replay, report
+from nearcast.cli import demo, doctor, explain, fit, match, plan, preview, replay, report, rescale
 from nearcast.cli import run as run_pipeline
 from nearcast.cli.files import unfinished_files
 from nearcast.cli.show import errors
@@ -34,6 +34,7 @@ app.command(epilog=preview.EXAMPLES)(preview.preview)
 app.command(epilog=fit.EXAMPLES)(fit.fit)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(epilog=run_pipeline.EXAMPLES)(run_pipeline.run)
+app.command(epilog=rescale.EXAMPLES)(rescale.rescale)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 

@@ -96,6 +96,7 @@ class Driver(Generic[Rows]):
         self._n_unsaved = MAX_UNSAVED
         self._saved_after: int | None = None
         folder.take_over(self._name)
+        folder.remove_other_snapshots()
 
     def run(self, rows: Rows | None, batch: int, sink: Callable[[Commit], None] = lambda _: None) -> None:
         """Run one batch: read its rows, apply its changes, match its messages, commit; then call `sink`."""

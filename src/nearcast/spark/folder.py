@@ -10,7 +10,7 @@
     pairs/0000000012/0000000000/      what a task has found for feeds: feed, message, score
     floors/0000000024/, ...25/        the floors that the changes and the messages of a batch have changed
     commits/12.json                   the batch is done: the names of its deliveries
-    shards/003/0000000010/            the snapshot of a shard after a batch
+    shards/003/0000000010/            the snapshot of a shard after a batch; shards-1/ and so on once it was rescaled
     shards/index/, shards/router/     ... of the index of all subscriptions, and of the partitioner, unless it is a hash
     sample.arrow                      messages that the partitioner was fitted to
     deliveries/batch=12/*.parquet
@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -63,6 +64,11 @@ PARTS = LOG, CHANGES, PAIRS = "log", "changes", "pairs"
 FLOORS, COMMITS, MERGED = "floors", "commits", "merged"
 PIPELINE, VOCABULARY, SAMPLE, METRICS = "PIPELINE.json", "vocabulary.arrow", "sample.arrow", "metrics.jsonl"
 QUERY, DRIVER = "QUERY.json", "DRIVER.json"
+# The setting that counts how often the pipeline was rescaled.
+GENERATION = "generation"
+# The folders of snapshots, and what old shards write for new ones when the pipeline is rescaled.
+SNAPSHOTS = re.compile(r"shards(-\d+)?")
+MOVING = "moving"
 # Key of the metadata of a sample: the number of messages that it was drawn from.
 POPULATION = b"nearcast.population"
 Settings: TypeAlias = dict[str, Any]  # the content of PIPELINE.json
@@ -111,26 +117,32 @@ class Folder:
                     f"{self.tree.place}/{PIPELINE} has format {known.get('format')!r}; this version reads {FORMAT!r}. "
                     "Start the pipeline in another folder, or use the version that created this one"
                 )
-            for name, value in settings.items():
-                if known[name] != value and name != "snapshot_every":
-                    raise NearcastError(
-                        f"{name} is {value}; the pipeline in {self.tree.place} was made for {known[name]}; "
-                        "give it the same, or another folder"
-                    )
+            self._check_settings(known, settings, ())
             settings = known | {"snapshot_every": plan.snapshot_every}
         else:
             with self.tree.replaced(VOCABULARY) as unfinished:
                 vocabulary.save(unfinished)
             if sample is not None:
-                with self.tree.replaced(SAMPLE) as unfinished, pa.OSFile(str(unfinished), "wb") as file:
-                    with pa.ipc.new_file(file, sample.schema) as writer:
-                        writer.write_table(sample)
+                self.write_sample(sample)
             settings = {"format": FORMAT, "run": uuid.uuid4().hex, **settings}
         if written is None or json.loads(written) != settings:
             # Written last: this file exists only if the others are complete.
             with self.tree.replaced(PIPELINE) as unfinished:
                 unfinished.write_text(json.dumps(settings, indent=1))
         self._settings = settings
+
+    def check_settings(self, plan: Plan, vocabulary: Vocabulary, free: Sequence[str]) -> None:
+        """Raise if the existing pipeline has other settings, except for some that may change."""
+        known, settings = self._opened_settings(), plan.as_json() | {"vocabulary": vocabulary.version}
+        self._check_settings(known, settings, free)
+
+    def _check_settings(self, known: Settings, settings: Settings, free: Sequence[str]) -> None:
+        for name, value in settings.items():
+            if known[name] != value and name != "snapshot_every" and name not in free:
+                raise NearcastError(
+                    f"{name} is {value}; the pipeline in {self.tree.place} was made for {known[name]}; "
+                    "give it the same, or another folder"
+                )
 
     def exists(self) -> bool:
         """Whether the folder contains a pipeline."""
@@ -145,8 +157,46 @@ class Folder:
         return self._settings
 
     def run(self) -> str:
-        """Return the unique name of the pipeline."""
-        return str(self._opened_settings()["run"])
+        """Return the unique name of the pipeline; another one once it was rescaled."""
+        settings = self._opened_settings()
+        return f"{settings['run']}-{settings.get(GENERATION, 0)}"
+
+    # --- other settings
+
+    def successor(self, plan: Plan) -> Folder:
+        """Return the folder as it will be with another plan; its snapshots are in a folder of their own."""
+        settings = self._opened_settings()
+        found = Folder(self.tree)
+        found._settings = settings | plan.as_json() | {GENERATION: settings.get(GENERATION, 0) + 1}
+        return found
+
+    def commit_settings(self) -> None:
+        """Make these settings those of the pipeline."""
+        with self.tree.replaced(PIPELINE, is_synced=True) as unfinished:
+            unfinished.write_text(json.dumps(self._opened_settings(), indent=1))
+
+    def remove_snapshots(self) -> None:
+        """Remove all snapshots of these settings."""
+        self.tree.remove(self._snapshots())
+
+    def remove_other_snapshots(self) -> None:
+        """Remove the snapshots of other settings, and what the task of a rescaling has left."""
+        for name in self.tree.names(""):
+            is_other = SNAPSHOTS.fullmatch(name) is not None and name != self._snapshots()
+            if is_other or name == MOVING:
+                self.tree.remove(name)
+
+    def _snapshots(self) -> str:
+        """Return the folder of all snapshots."""
+        return _snapshots_of(self._opened_settings().get(GENERATION, 0))
+
+    def snapshots_folder(self, name: str) -> str:
+        """Return the folder of the snapshots of a shard, of the index, or of the router."""
+        return f"{self._snapshots()}/{name}"
+
+    def snapshot_folders(self) -> set[str]:
+        """Return the names of all folders of snapshots."""
+        return self.tree.names(self._snapshots())
 
     def plan(self) -> Plan:
         """Return the settings of the pipeline."""
@@ -156,6 +206,12 @@ class Folder:
         """Return the vocabulary of the pipeline."""
         with self.tree.fetched(VOCABULARY) as path:
             return Vocabulary.open(path)
+
+    def write_sample(self, sample: pa.Table) -> None:
+        """Write the messages that the partitioner is fitted to."""
+        with self.tree.replaced(SAMPLE) as unfinished, pa.OSFile(str(unfinished), "wb") as file:
+            with pa.ipc.new_file(file, sample.schema) as writer:
+                writer.write_table(sample)
 
     def sample(self) -> pa.Table:
         """Return the messages that the partitioner is fitted to; without rows if there is no sample."""
@@ -312,7 +368,7 @@ class Folder:
 
     def can_replay_index(self, step: int) -> bool:
         """Whether the changes and floors after a step have not been removed."""
-        oldest = min(self.tree.numbers(f"shards/{INDEX}"), default=FIRST - 1)
+        oldest = min(self.tree.numbers(self.snapshots_folder(INDEX)), default=FIRST - 1)
         return step >= step_of(oldest, CHANGES_STEP)
 
     # --- who drives
@@ -333,9 +389,11 @@ class Folder:
     def save_shard(self, shard: int, batch: int, broker: Broker, replicas: State | None = None) -> None:
         """Write a snapshot of a shard after a batch, with its replicas if there is a router."""
         if replicas is not None:
-            self._save(f"shards/{shard_name(shard)}-replicas", batch, lambda path: write_state(path, replicas))
+            self._save(
+                self.snapshots_folder(f"{shard_name(shard)}-replicas"), batch, lambda path: write_state(path, replicas)
+            )
         # Written last: a complete broker implies complete replicas.
-        self._save(f"shards/{shard_name(shard)}", batch, broker.save)
+        self._save(self.snapshots_folder(shard_name(shard)), batch, broker.save)
 
     def _save(self, parent: str, number: int, write: Callable[[Path], None]) -> None:
         try:
@@ -349,7 +407,7 @@ class Folder:
 
     def has_shard(self, shard: int, batch: int) -> bool:
         """Whether a shard has a snapshot after a batch."""
-        return self.tree.has_state(_snapshot(shard_name(shard), batch))
+        return self.tree.has_state(self._snapshot(shard_name(shard), batch))
 
     def open_shard(self, shard: int, batch: int, *, check: Check = "everything") -> tuple[Broker, State | None, int]:
         """Return the latest intact snapshot of a shard up to a batch: its broker, its replicas if any, and its batch.
@@ -360,8 +418,8 @@ class Folder:
         for number in self.snapshots_until(shard_name(shard), batch):
             try:
                 opened = partial(Broker.open, check=check)
-                broker = self.tree.read_state(_snapshot(shard_name(shard), number), opened)
-                key = _snapshot(f"{shard_name(shard)}-replicas", number)
+                broker = self.tree.read_state(self._snapshot(shard_name(shard), number), opened)
+                key = self._snapshot(f"{shard_name(shard)}-replicas", number)
                 replicas = self.tree.read_state(key, read_state) if has_replicas else None
             except StorageError:
                 # Incomplete or damaged: an earlier snapshot and the inputs after it give the same shard.
@@ -375,13 +433,13 @@ class Folder:
 
     def save_snapshot(self, name: str, batch: int, state: State) -> None:
         """Write a snapshot after a batch: of a shard, of the index, or of the router."""
-        self._save(f"shards/{name}", batch, lambda path: write_state(path, state))
+        self._save(self.snapshots_folder(name), batch, lambda path: write_state(path, state))
 
     def snapshots(self, name: str, batch: int) -> Iterator[tuple[State, int]]:
         """Yield the intact snapshots up to a batch, the latest first, each with its batch."""
         for number in self.snapshots_until(name, batch):
             try:
-                state = self.tree.read_state(_snapshot(name, number), read_state)
+                state = self.tree.read_state(self._snapshot(name, number), read_state)
             except StorageError:
                 # Incomplete or damaged: an earlier snapshot and the log after it give the same.
                 continue
@@ -391,9 +449,12 @@ class Folder:
         """Return the batches up to one with a snapshot, complete or not, the latest first."""
         return [number for number in self.snapshots_of(name) if number <= batch]
 
+    def _snapshot(self, name: str, batch: int) -> str:
+        return _numbered(self.snapshots_folder(name), batch)
+
     def snapshots_of(self, name: str) -> list[int]:
         """Return all batches with a snapshot, complete or not, the latest first."""
-        return sorted(self.tree.numbers(f"shards/{name}"), reverse=True)
+        return sorted(self.tree.numbers(self.snapshots_folder(name)), reverse=True)
 
     def snapshot_names(self) -> list[str]:
         """Return the names of all snapshots of a stream."""
@@ -455,5 +516,5 @@ def _numbered(parent: str, number: int) -> str:
     return f"{parent}/{number:010d}"
 
 
-def _snapshot(name: str, batch: int) -> str:
-    return _numbered(f"shards/{name}", batch)
+def _snapshots_of(generation: int) -> str:
+    return f"shards-{generation}" if generation else "shards"

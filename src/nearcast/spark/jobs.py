@@ -21,6 +21,7 @@ from nearcast.spark.folder import Folder
 from nearcast.spark.index_load import Range, build_segment, compile_block, lay_out
 from nearcast.spark.inputs import NO_PLACE, Place, Run
 from nearcast.spark.matching import TaskReport, match_messages, read_rows, save_index
+from nearcast.spark.rescale import assign, attach, detach
 from nearcast.spark.shards import Report, claimed_shard, open_ahead, run_changes, run_feeds
 
 # The columns of the place of a row: the time of its file, the file, and the block of the file.
@@ -108,6 +109,20 @@ class SparkJobs:
         n_tasks = self.parallelism
         self._run(None, n_tasks, n_tasks, partial(_open_ahead, self._folder, batch, n_tasks))
 
+    def detach(self, batch: int) -> None:
+        """Let each shard write its state after a batch."""
+        shards = self._folder.plan().shards
+        self._run("rescale: reading shards", shards, shards, partial(_detach, self._folder, batch))
+
+    def assign(self, target: Folder, batch: int) -> None:
+        """Give the subscriptions their new shards in a task."""
+        self._run("rescale: assigning subscriptions", 1, 1, partial(_assign, self._folder, target, batch))
+
+    def attach(self, target: Folder, batch: int) -> None:
+        """Let each new shard gather its subscriptions."""
+        shards = target.plan().shards
+        self._run("rescale: writing shards", shards, shards, partial(_attach, self._folder, target, batch))
+
     def run_changes(self, batch: int) -> list[Report]:
         """Apply the changes of a batch in all shards."""
         return self._run_shards("changes", batch, run_changes)
@@ -163,6 +178,18 @@ def _run_shard(
 
 def _save_index(folder: Folder, batch: int, _task: int) -> None:
     save_index(folder, batch)
+
+
+def _detach(folder: Folder, batch: int, shard: int) -> None:
+    detach(folder, shard, batch)
+
+
+def _assign(folder: Folder, target: Folder, batch: int, _task: int) -> None:
+    assign(folder, target, batch)
+
+
+def _attach(folder: Folder, target: Folder, batch: int, shard: int) -> None:
+    attach(folder, target, shard, batch)
 
 
 def _compile_block(folder: Folder, batch: int, n_blocks: int, block: int) -> bool:

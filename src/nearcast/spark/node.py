@@ -282,6 +282,7 @@ def _opened_prober(folder: Folder, step: int) -> Prober:
 def opened_node(folder: Folder, step: int) -> Iterator[Node]:
     """Yield what this process has of a pipeline, for work after a step; if it fails, all is opened again."""
     key = folder.run(), worker.NODE
+    worker.forget_other_runs(folder.run())
     node = worker.cache.pop(key, None)
     is_new = node is None or not node.is_usable(step)
     if is_new:

@@ -50,10 +50,10 @@ class Retention:
         """
         folder, tree = self._folder, self._folder.tree
         names = folder.snapshot_names()
-        sizes = tree.sizes([INPUTS, FLOORS, *(f"shards/{name}" for name in names)])
-        oldest = {name: self._oldest_snapshot(name, sizes[f"shards/{name}"], committed) for name in names}
+        sizes = tree.sizes([INPUTS, FLOORS, *map(folder.snapshots_folder, names)])
+        oldest = {name: self._oldest_snapshot(name, sizes[folder.snapshots_folder(name)], committed) for name in names}
         shards = min(oldest[shard_name(shard)] for shard in range(self._plan.shards))
-        parts = self._remove_index_parts(min(sizes[f"shards/{INDEX}"], default=FIRST))
+        parts = self._remove_index_parts(min(sizes[folder.snapshots_folder(INDEX)], default=FIRST))
         index = min(oldest[INDEX], oldest.get(ROUTER, oldest[INDEX]))
         feeds = self._before_feeds(shards, committed)
         known = {number for number, size in sizes[INPUTS].items() if size} | set(self._log_archive.records)
@@ -81,13 +81,16 @@ class Retention:
         """Return the oldest snapshot that is left; that before the first if there are fewer than should be left."""
         complete = sorted(number for number, size in sizes.items() if number <= committed and size)
         latest = complete[-N_SNAPSHOTS:]
-        self._remove(f"shards/{name}", sizes, [n for n in sizes if n < (latest[0] if latest else FIRST)])
+        self._remove(
+            self._folder.snapshots_folder(name), sizes, [n for n in sizes if n < (latest[0] if latest else FIRST)]
+        )
         return latest[0] if len(latest) == N_SNAPSHOTS else FIRST - 1
 
     def _remove_index_parts(self, first: int) -> int:
         """Remove the parts of indexes before the batch `first`; return the bytes of the others."""
-        tree = self._folder.tree
-        sizes = tree.sizes([f"shards/{name}" for name in tree.names("shards") if name.startswith(f"{INDEX}-")])
+        folder = self._folder
+        names = (name for name in folder.snapshot_folders() if name.startswith(f"{INDEX}-"))
+        sizes = folder.tree.sizes([*map(folder.snapshots_folder, names)])
         for parent, of_name in sizes.items():
             self._remove(parent, of_name, [number for number in of_name if number < first])
         return sum(sum(of_name.values()) for of_name in sizes.values())

@@ -112,6 +112,18 @@ class Router:
         stores[last] = self._placed([ids[row] for row in last.tolist()], columns, placement)
         return good, Routes(stores, stores, _no_routes(self.n_shards)), rejections
 
+    @classmethod
+    def of_subscriptions(
+        cls, plan: Plan, vocabulary: Vocabulary, ids: Sequence[Id], columns: SubscriptionColumns, sample: pa.Table
+    ) -> tuple[Router, Int64Array]:
+        """Return a router without replicas that is fitted to registered subscriptions, and the shard of each."""
+        router = cls(plan, vocabulary, has_replicas=False)
+        router.partitioner, placement = PARTITIONERS[plan.partitioner].fit(
+            columns, router._statistics(sample), plan.shards, has_window=plan.receives_all, **plan.partitioner_options
+        )
+        router._n_registered = int(columns.orders.max(initial=-1)) + 1
+        return router, router._placed(ids, columns, placement).argmax(axis=1)
+
     # --- later ones
 
     def changed(self, changes: pa.Table, messages: pa.Table) -> tuple[Int64Array, Routes, list[Rejection]]:

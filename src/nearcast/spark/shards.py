@@ -451,6 +451,15 @@ def shard_after(folder: Folder, number: int, batch: int) -> Broker:
     return shard.broker
 
 
+def shard_state_after(folder: Folder, number: int, batch: int) -> State:
+    """Return the state of a shard after a batch, with its words."""
+    step = step_of(batch, MESSAGES_STEP)
+    with opened_node(folder, step) as node:
+        shard = _opened(node, number, step + 1)
+        shard.follow(step)
+        return shard.state()
+
+
 def no_deliveries(plan: Plan) -> pa.Table:
     """Return a table of deliveries without rows."""
     subscriptions, messages = (pa.array([], ID_TYPES[name]) for name in (plan.subscription_id, plan.message_id))

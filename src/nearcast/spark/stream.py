@@ -35,6 +35,7 @@ from nearcast.spark.plan import (
     checked_clock,
     checked_duplicates,
 )
+from nearcast.spark.rescale import RESCALABLE, rescale
 from nearcast.spark.retention import Keep, checked_keep
 from nearcast.spark.sampling import drawn
 from nearcast.spark.schemas import delivery_schema, id_type
@@ -179,9 +180,14 @@ def stream(
         drop_duplicates=drop_duplicates,
     )
     is_new = not folder.exists()
-    needs_sample = is_new and partitioner != BY_HASH
+    words = Vocabulary() if vocabulary is None else vocabulary
+    is_rescaled = not is_new and _is_rescaled(folder, plan, words)
+    needs_sample = (is_new or is_rescaled) and partitioner != BY_HASH
     drawn_sample = drawn(sample, sample_size, sample_seed) if sample is not None and needs_sample else None
-    folder.create(plan, Vocabulary() if vocabulary is None else vocabulary, drawn_sample)
+    if is_rescaled:
+        rescale(folder, plan, SparkJobs(messages.sparkSession, folder, on_stage), drawn_sample)
+        folder = Folder(folder.tree)
+    folder.create(plan, words, drawn_sample)
     batches = _Batches(folder, sinks, on_batch, keep, on_stage=on_stage, has_own_checkpoint=checkpoint is not None)
     if folder.read_commit(FIRST) is None:
         first = None if subscriptions is None else rows_of(None, subscriptions)
@@ -193,6 +199,13 @@ def stream(
         rows, trigger = with_ticks(rows), trigger or {"processingTime": "1 second"}
     writer = rows.writeStream.foreachBatch(batches.process).option("checkpointLocation", location)
     return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def _is_rescaled(folder: Folder, plan: Plan, vocabulary: Vocabulary) -> bool:
+    """Whether a plan differs from that of an existing pipeline in what may change; raise if it differs in more."""
+    folder.check_settings(plan, vocabulary, RESCALABLE)
+    known = folder.plan()
+    return any(getattr(known, name) != getattr(plan, name) for name in RESCALABLE)
 
 
 def _location(checkpoint: str | os.PathLike[str]) -> str:

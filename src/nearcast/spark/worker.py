@@ -14,6 +14,13 @@ NODE, INTAKE, ROUTER = "node", "intake", "router"
 _is_frozen = False
 
 
+def forget_other_runs(run: str) -> None:
+    """Drop what is cached of a pipeline with earlier settings; `run` is its name with the current ones."""
+    name = run.rpartition("-")[0]
+    for key in [key for key in cache if key[0] != run and key[0].rpartition("-")[0] == name]:
+        del cache[key]
+
+
 def freeze_once() -> None:
     """Exclude all imported objects from garbage collection; scanning them after each task takes longer than a batch."""
     if not _is_frozen:

@@ -236,7 +236,7 @@ class RemoteTree(Tree):
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         parent = key.rpartition("/")[0]
-        if parent.startswith("shards/"):
+        if parent.startswith("shards"):
             # What a snapshot makes superfluous.
             for name in (parent, *LOGS):
                 self._evict(name)
