@@ -250,6 +250,8 @@ def amplify_figures(bench: Bench, folder: Path) -> list[Figure]:
                 for course, values in zip(made, spent, strict=True)
             ),
             Figure(f"{name}: many over one", [many / one for one, many in zip(*spent, strict=True)], 2),
+            # Feeds are evaluated in other rounds on the two sides.
+            Figure(f"{name}: many over one, all rounds together", [sum(spent[1]) / sum(spent[0])], 2),
             Figure(f"{name}: pairs shipped a message", pairs, 1),
         ]
     return figures
@@ -297,6 +299,7 @@ def embedded_figures(bench: Bench, folder: Path) -> list[Figure]:
             Figure(f"{name}, embedded: us of processor time a message", used[0], 1),
             Figure(f"{name}, stream: us of the Python workers a message", used[1], 1),
             Figure(f"{name}: processor time of Python over embedded", [b / a for a, b in zip(*used, strict=True)], 2),
+            Figure(f"{name}: ... all rounds together", [sum(used[1]) / sum(used[0])], 2),
             Figure(f"{name}, stream: us of Java a message", java, 1),
         ]
     return figures

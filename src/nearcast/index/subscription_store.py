@@ -27,7 +27,7 @@ from nearcast.index.candidates import Index, Pairs
 from nearcast.index.indexes import INDEXES, IndexName
 from nearcast.model import Id, Space
 from nearcast.storage.manifest import part_of
-from nearcast.tables.arrow_columns import id_array
+from nearcast.tables.arrow_columns import id_array, nulls
 from nearcast.tables.compile import compiled
 from nearcast.text.vocabulary import Vocabulary
 
@@ -197,8 +197,12 @@ class SubscriptionStore:
     def restore(self, arrays: Mapping[str, AnyArray], table: pa.Table, n_registered: int) -> None:
         """Restore what `state` returned."""
         columns = SubscriptionColumns(**part_of(arrays, "subscription_"))
-        ids = id_values(table["id"].to_pylist())
-        polygons = {slot: shapely.from_wkb(wkb) for slot, wkb in enumerate(table["polygon"].to_pylist()) if wkb}
+        column = table["id"].combine_chunks()
+        is_number = pa.types.is_integer(column.type) and len(column) > 0
+        ids = column.to_numpy().astype(np.int64) if is_number else id_values(column.to_pylist())
+        slots = np.flatnonzero(~nulls(table["polygon"]))
+        wkb = table["polygon"].take(pa.array(slots)).to_pylist()
+        polygons = dict(zip(slots.tolist(), shapely.from_wkb(wkb), strict=True)) if wkb else {}
         self.n_registered = n_registered
         self._contents = self._laid_out(columns, ids, polygons, arrays)
         self.generation += 1

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from nearcast.errors import Rejection
 from nearcast.spark.folder import Folder
 from nearcast.spark.jobs import REPORTS, reported
+from nearcast.spark.parquet_rows import RowGroup, divided, row_groups_of, rows_of_groups
 from nearcast.spark.plan import FIRST
 from nearcast.spark.replicas import KINDS_WITH_RESULTS
 from nearcast.storage.manifest import State
@@ -50,11 +51,18 @@ class Built(NamedTuple):
 
 def build_parts(folder: Folder, subscriptions: DataFrame, *, min_part: int = MIN_PART) -> Built:
     """Build parts of the boolean and similarity subscriptions of a DataFrame; the others are only counted."""
-    rows = subscriptions.mapInArrow(partial(_build_or_set_aside, folder, min_part), REPORTS).collect()
+    spark = subscriptions.sparkSession
+    files = row_groups_of(subscriptions)
+    if files is None:
+        built = subscriptions.mapInArrow(partial(_build_partition, folder, min_part), REPORTS)
+    else:
+        tasks = divided(files, spark.sparkContext.defaultParallelism)
+        of_tasks = spark.range(0, len(tasks), 1, max(1, len(tasks)))
+        built = of_tasks.mapInArrow(partial(_build_files, folder, min_part, tasks), REPORTS)
+    rows = built.collect()
     read: list[PartReport] = sorted(pickle.loads(row.report) for row in rows)
     n_tasks = 1 + max((report.task for report in read), default=0)
     groups = _groups([report for report in read if report.n_aside])
-    spark = subscriptions.sparkSession
     task = partial(_build_groups, folder, groups, n_tasks)
     rows = spark.range(0, len(groups), 1, len(groups)).mapInArrow(task, REPORTS).collect() if groups else []
     reports = [*read, *sorted(pickle.loads(row.report) for row in rows)]
@@ -90,15 +98,26 @@ def _are_different(folder: Folder, numbers: tuple[int, ...]) -> bool:
 # --- tasks
 
 
-def _build_or_set_aside(folder: Folder, min_part: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Build a part of the rows of a partition, or write them to a file if they are few."""
+def _build_partition(folder: Folder, min_part: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Build a part of the rows of a partition, or set them aside."""
     pieces = [piece for piece in rows if piece.num_rows]
-    if not pieces:
-        return
-    context = TaskContext.get()
-    assert context is not None
-    task = context.partitionId()
-    table = pa.Table.from_batches(pieces)
+    if pieces:
+        context = TaskContext.get()
+        assert context is not None
+        yield reported(_built_or_aside(folder, min_part, context.partitionId(), pa.Table.from_batches(pieces)))
+
+
+def _build_files(
+    folder: Folder, min_part: int, tasks: list[list[RowGroup]], rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Build a part of the rows of some row groups, or set them aside."""
+    for piece in rows:
+        for task in piece["id"].to_pylist():
+            yield reported(_built_or_aside(folder, min_part, task, rows_of_groups(tasks[task])))
+
+
+def _built_or_aside(folder: Folder, min_part: int, task: int, table: pa.Table) -> PartReport:
+    """Build a part of some rows, or write them to a file if they are few."""
     n_rows = table.num_rows
     if "kind" in table.schema.names:
         has_results = pc.is_in(table["kind"], pa.array(KINDS_WITH_RESULTS))
@@ -106,11 +125,10 @@ def _build_or_set_aside(folder: Folder, min_part: int, rows: Iterator[pa.RecordB
             table = table.filter(pc.invert(has_results))
     n_feeds = n_rows - table.num_rows
     if table.num_rows >= min_part:
-        yield reported(_built(folder, task, table)._replace(n_feeds=n_feeds))
-        return
+        return _built(folder, task, table)._replace(n_feeds=n_feeds)
     if table.num_rows:
         folder.write_part(ROWS, FIRST, task, State({}, {"rows": table}, {}))
-    yield reported(PartReport(task, 0, table.num_rows, n_feeds, ()))
+    return PartReport(task, 0, table.num_rows, n_feeds, ())
 
 
 def _build_groups(

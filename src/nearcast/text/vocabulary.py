@@ -149,7 +149,10 @@ class TokenNumbers:
 
     def _number_of(self, keyword: str) -> int:
         """Return the number of a keyword's token, NO_TOKEN if it has none; cached."""
-        number = self._number_of_keyword.get(keyword)
+        # A known token of ASCII letters is its own normal form.
+        number = self.number_of.get(keyword) if keyword.isascii() else None
+        if number is None:
+            number = self._number_of_keyword.get(keyword)
         if number is None:
             if len(self._number_of_keyword) > MAX_REMEMBERED_CHUNKS:
                 self._number_of_keyword.clear()
