@@ -103,13 +103,14 @@ class LocalJobs:
             for block in range(n_blocks)
         ]
 
-    def lay_out(self, batch, n_blocks):
-        return self._run("lay_out", lambda folder: lay_out(folder, batch, n_blocks))
+    def lay_out(self, batch, n_blocks, token):
+        return self._run("lay_out", lambda folder: lay_out(folder, batch, n_blocks, token))
 
-    def build_segments(self, batch, ranges):
+    def build_segments(self, batch, ranges, token):
         for number, some in enumerate(ranges):
             self._run(
-                "build_segment", lambda folder, number=number, some=some: build_segment(folder, batch, number, some)
+                "build_segment",
+                lambda folder, number=number, some=some: build_segment(folder, batch, number, some, token),
             )
 
     def detach(self, batch):

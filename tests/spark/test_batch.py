@@ -129,6 +129,20 @@ def test_the_later_of_two_rows_with_one_id_counts_in_parts_too(spark, tmp_path, 
     ]
 
 
+def test_a_bad_message_is_reported_once_whatever_the_parts(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "build_parts", partial(build.build_parts, min_part=1))
+    rows = [("ana", "boolean", "tea"), ("bo", "boolean", "tea")]
+    some = spark.createDataFrame(spark.sparkContext.parallelize(rows, 2), "id string, kind string, expression string")
+    messages = spark.createDataFrame(
+        [(1, 0.5, 0.5, "tea"), (2, 7.5, 0.5, "tea")], "id long, x double, y double, text string"
+    )
+    options = {"on_error": "skip", "rejected": tmp_path / "bad"}
+    planned = plan(some, space=SPACE, folder=str(tmp_path))
+    assert len(planned.parts) == 2
+    assert match(messages.coalesce(1), planned, **options).count() == 2
+    assert [row["id"] for row in pq.read_table(tmp_path / "bad").to_pylist()] == ["2"]
+
+
 def test_bad_rows_of_all_parts_are_reported(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "build_parts", partial(build.build_parts, min_part=2))
     rows = [("ana", "boolean", "tea"), ("bo", "boolean", "("), ("cy", "boolean", "tea"), ("di", "boolean", ")")]

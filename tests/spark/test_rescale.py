@@ -1,12 +1,18 @@
 """A pipeline goes on with other shards and partitioners as if nothing had happened, whoever is killed meanwhile."""
 
 import random
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 import nearcast as nc
-from folders import Killed, LocalPipeline, dying
+from folders import Killed, LocalJobs, LocalPipeline, dying, in_process, run_tables
+from nearcast.spark.driver import Driver
 from nearcast.spark.folder import Folder
+from nearcast.spark.plan import FIRST, Plan
+from nearcast.spark.rescale import rescale
+from nearcast.spark.shards import shard_after
 from pipelines import IN_SHARDS, Scenario, delivered, started
 
 WRITES = ("write_part", "save_snapshot", "commit_settings", "remove_other_snapshots", "take_over")
@@ -49,9 +55,12 @@ def test_other_shards_and_partitioners_in_mid_stream(tmp_path, seed, is_deadly):
     assert n_deaths > 2 or not is_deadly
     assert delivered(tmp_path / "state") == scenario.expected()[0]
     assert pipeline.answers(11) == scenario.ended
-    (folder,) = [entry.name for entry in (tmp_path / "state").iterdir() if entry.name.startswith("shards")]
-    assert folder.removeprefix("shards-").isdigit()
-    assert not (tmp_path / "state" / "moving").exists()
+    # Nothing is left of attempts that were killed.
+    pipeline.rescale(shards=6)
+    assert pipeline.answers(11) == scenario.ended
+    names = [entry.name for entry in (tmp_path / "state").iterdir()]
+    assert len([name for name in names if name.startswith("shards")]) == 1
+    assert "moving" not in names
 
 
 @pytest.mark.parametrize("partitioner", IN_SHARDS)
@@ -104,6 +113,78 @@ def test_the_driver_that_ran_before_stops(tmp_path):
     pipeline.driver = driver
     with pytest.raises(nc.NearcastError, match="another driver runs the pipeline"):
         pipeline.run(1)
+
+
+def test_an_idle_process_neither_drives_nor_removes(tmp_path):
+    """It has read the settings before the pipeline was rescaled, and begins its first batch after that."""
+    scenario = Scenario(tmp_path / "in", seed=124, n_batches=4, is_written=False)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2)
+    for batch in range(2):
+        pipeline.run(batch)
+    idle = Folder(tmp_path / "state")
+    plan = idle.plan()
+    pipeline.rescale(shards=3)
+    with pytest.raises(nc.NearcastError, match="was rescaled meanwhile; start it again"):
+        Driver(idle, pipeline.jobs)
+    with pytest.raises(nc.NearcastError, match="was rescaled meanwhile; start again"):
+        rescale(idle, replace(plan, shards=5), pipeline.jobs)
+    pipeline.restart()
+    for batch in range(2, 4):
+        pipeline.run(batch)
+    assert delivered(tmp_path / "state") == scenario.expected()[0]
+
+
+@pytest.mark.parametrize("partitioner", ["hash", "location"])
+def test_before_the_first_subscriptions_are_committed(tmp_path, partitioner):
+    """Their rows were read and divided among the old shards."""
+    scenario = Scenario(tmp_path / "in", seed=125, n_batches=5, is_written=False)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2)
+    (tmp_path / "state" / "commits" / "-1.json").unlink()
+    pipeline.rescale(shards=5, partitioner=partitioner)
+    pipeline.run(FIRST)
+    pipeline.run_all()
+    assert delivered(tmp_path / "state") == scenario.expected()[0]
+    assert pipeline.answers(4) == scenario.ended
+
+
+def test_ids_may_be_numbers_and_shards_empty(tmp_path):
+    folder = Folder(tmp_path)
+    plan = Plan(nc.Planar(0, 0, 9, 9), nc.CountWindow(5), 1, 2, "int64", "int64", fence=nc.Fence(dwell=5), lifetime=60)
+    folder.create(plan, nc.Vocabulary())
+    first = pa.table(
+        {
+            "id": [7, 8],
+            "kind": ["topk", "nearest"],
+            "keywords": [["tea"]] * 2,
+            "x": [1.0, 2.0],
+            "y": [1.0, 1.0],
+            "k": [1, 2],
+        }
+    )
+    messages = [
+        pa.table({"id": [n], "x": [float(n)], "y": [1.0], "keywords": [["tea"]], "ts": [float(n)]}) for n in range(1, 5)
+    ]
+    run_tables(folder, (first, pa.table({})), (pa.table({}), messages[0]))
+    for number, shards in enumerate((4, 1, 3), 1):
+        folder = Folder(tmp_path)
+        with in_process({}):
+            rescale(folder, replace(folder.plan(), shards=shards), LocalJobs(folder))
+            folder = Folder(tmp_path)
+            Driver(folder, LocalJobs(folder)).run((pa.table({}), messages[number]), number)
+    brokers = [shard_after(folder, shard, 3) for shard in range(3)]
+    found = {key: [row.message for row in broker.results(key)] for broker in brokers for key in broker.ids()}
+    assert found == {7: [1], 8: [2, 1]}
+
+
+def test_a_state_of_another_format_is_left_alone(tmp_path):
+    scenario = Scenario(tmp_path / "in", seed=126, n_batches=1, is_written=False)
+    pipeline = LocalPipeline(tmp_path / "state", scenario, n_shards=2)
+    file = tmp_path / "state" / "PIPELINE.json"
+    file.write_text(file.read_text().replace("nearcast-pipeline", "nearcast-channel"))
+    before = sorted(path for path in (tmp_path / "state").rglob("*"))
+    with pytest.raises(nc.StorageError, match="has format 'nearcast-channel"):
+        rescale(Folder(tmp_path / "state"), replace(pipeline.folder.plan(), shards=3), pipeline.jobs)
+    assert set((tmp_path / "state").rglob("*")) - {*before} == set()
 
 
 def test_a_batch_that_was_read_but_not_committed_is_read_again(tmp_path):

@@ -18,7 +18,7 @@ from nearcast.errors import NearcastError, OnError, Rejection, check_rejections
 from nearcast.feeds.changes import FeedChanges, all_changes
 from nearcast.model import Delivery, Id, Subscription, checked_id
 from nearcast.tables.arrow_columns import as_table as table_of
-from nearcast.tables.arrow_columns import id_column
+from nearcast.tables.arrow_columns import check_column_names, id_column
 from nearcast.tables.compile import (
     COMPILED_ROWS,
     Parsed,
@@ -149,13 +149,14 @@ class Registration:
     def _add_table(self, table: pa.Table, *, answer: bool, on_error: OnError) -> tuple[pa.Table, list[Rejection]]:
         """Register the rows of a table, most of them all at once."""
         parts, store = self._parts, self._parts.store
-        known = parts.tally.subscription_id_type
+        check_column_names("subscriptions", table.schema)
         ids = id_column(table) if "id" in table.schema.names else None
-        if ids is None or known not in (None, ids.type):
-            # Each row is rejected with its reason.
-            return self._add_items(subscriptions_of_table(table), answer=answer, on_error=on_error)
         with parts.writing:
             self.flush()
+            known = parts.tally.subscription_id_type
+            if ids is None or known not in (None, ids.type):
+                # Each row is rejected with its reason.
+                return self._add_items(subscriptions_of_table(table), answer=answer, on_error=on_error)
             found = compiled_table(
                 table, store.vocabulary, store.space, has_window=parts.window is not None, lock=parts.lock
             )

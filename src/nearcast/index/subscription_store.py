@@ -190,7 +190,7 @@ class SubscriptionStore:
         polygons: list[bytes | None] = [None] * len(self)
         for slot, polygon in self.polygons.items():
             polygons[slot] = shapely.to_wkb(polygon)
-        table = pa.table({"id": id_array(self.ids.tolist()), "polygon": pa.array(polygons, pa.binary())})
+        table = pa.table({"id": id_array(self.ids), "polygon": pa.array(polygons, pa.binary())})
         arrays = {f"subscription_{name}": array for name, array in self.columns._asdict().items()}
         return arrays | self._contents.index.state(), table
 

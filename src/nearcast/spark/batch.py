@@ -183,11 +183,12 @@ class _Shards:
         receives = None
         if self.router is not None:
             messages, receives, rejections = _routed(self.router, messages, on_error)
-        found = []
+        found: list[pa.Table] = []
         for number, (broker, replicas) in enumerate(self.shards):
             received = messages if receives is None else messages.filter(pa.array(receives[:, number]))
             deliveries, bad = _published(broker, received, on_error)
-            rejections += bad
+            # Without a router every shard rejects the same.
+            rejections += bad if self.router is not None or not found else []
             found.append(replicas.deduplicated(deliveries, messages["id"], receives))
         return pa.concat_tables([table for table in found if table.num_rows] or found[:1]), rejections
 

@@ -17,6 +17,8 @@ from nearcast.spark.plan import BY_HASH, BatchInput
 # The names of the routes of changes in the input of a batch: which are valid, and their shards before and after.
 ROUTED, HOMES, OLD_HOMES = "routed", "homes", "old_homes"
 NOWHERE = -1
+# The column of changes with the hashes of their ids.
+HASH = "hash"
 
 
 class Changes(NamedTuple):
@@ -53,10 +55,12 @@ def read_changes(folder: Folder, batch: int, record: BatchInput, first: int = 0,
         for piece in dict.fromkeys(piece for piece, _, _ in slices)
     }
     parts = [pieces[piece].slice(start, stop - start) for piece, start, stop in slices]
-    table = pa.concat_tables(parts, promote_options="default") if parts else pa.table({"id": [], "op": [], "home": []})
-    homes = np.asarray(table["home"].to_numpy(), np.int64)
-    table = table.drop_columns("home")
-    if folder.plan().partitioner == BY_HASH:
+    table = pa.concat_tables(parts, promote_options="default") if parts else pa.table({"id": [], "op": [], HASH: []})
+    hashes = np.asarray(table[HASH].to_numpy(), np.int64)
+    table = table.drop_columns(HASH)
+    plan = folder.plan()
+    if plan.partitioner == BY_HASH:
+        homes = hashes % plan.shards
         is_new = table["op"].to_numpy() == "subscribe"
         return Changes(table, orders, np.where(is_new, homes, NOWHERE), homes)
     routes = folder.read_routes(batch)
@@ -66,6 +70,11 @@ def read_changes(folder: Folder, batch: int, record: BatchInput, first: int = 0,
     return Changes(table.take(pa.array(rows)), orders[rows], routes[HOMES][is_placed], routes[OLD_HOMES][is_placed])
 
 
+def hashes_of(ids: Sequence[Id]) -> Int64Array:
+    """Return a hash of each id, the same in every process."""
+    return np.fromiter((zlib.crc32(str(value).encode()) for value in ids), np.int64, len(ids))
+
+
 def shards_of(ids: Sequence[Id], shards: int) -> Int64Array:
     """Return the shard of each subscription, by a hash of its id."""
-    return np.fromiter((zlib.crc32(str(value).encode()) % shards for value in ids), np.int64, len(ids))
+    return hashes_of(ids) % shards

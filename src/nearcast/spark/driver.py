@@ -14,14 +14,15 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from nearcast.errors import NearcastError
 from nearcast.model import TimeWindow
 from nearcast.spark.duplicates import SeenIds
 from nearcast.spark.folder import Commit, Folder
-from nearcast.spark.index_load import MIN_LOADED, Range, commit_load, n_blocks_of, ranges_of
+from nearcast.spark.index_load import BLOCKS, MIN_LOADED, Range, commit_load, n_blocks_of, ranges_of
 from nearcast.spark.inputs import commit_input
 from nearcast.spark.matching import TaskReport, all_matched
 from nearcast.spark.metrics import Metrics, Stages, Stopwatch, metrics_of
-from nearcast.spark.plan import CHANGES_STEP, FIRST, MESSAGES_STEP, BatchInput, step_of
+from nearcast.spark.plan import BY_HASH, CHANGES_STEP, FIRST, MESSAGES_STEP, BatchInput, step_of
 from nearcast.spark.retention import DEFAULT_KEEP, Keep, Retention
 from nearcast.spark.shards import IDLE_FACTOR, Report, is_snapshot_due, no_deliveries
 
@@ -59,10 +60,10 @@ class Jobs(Protocol[Rows]):
     def compile_blocks(self, batch: int, n_blocks: int) -> list[bool]:
         """Run `index_load.compile_block` for each block."""
 
-    def lay_out(self, batch: int, n_blocks: int) -> list[int]:
+    def lay_out(self, batch: int, n_blocks: int, token: str) -> list[int]:
         """Run `index_load.lay_out` in a task."""
 
-    def build_segments(self, batch: int, ranges: list[Range]) -> None:
+    def build_segments(self, batch: int, ranges: list[Range], token: str) -> None:
         """Run `index_load.build_segment` for each range."""
 
 
@@ -96,7 +97,8 @@ class Driver(Generic[Rows]):
         self._n_unsaved = MAX_UNSAVED
         self._saved_after: int | None = None
         folder.take_over(self._name)
-        folder.remove_other_snapshots()
+        if not folder.is_current():
+            raise NearcastError(f"the pipeline in {folder.tree.place} was rescaled meanwhile; start it again")
 
     def run(self, rows: Rows | None, batch: int, sink: Callable[[Commit], None] = lambda _: None) -> None:
         """Run one batch: read its rows, apply its changes, match its messages, commit; then call `sink`."""
@@ -134,6 +136,7 @@ class Driver(Generic[Rows]):
         watch.stop("commit")
         sink(commit)
         watch.stop("sink")
+        folder.check_driver(self._name)
         sizes = self._retention.collect_garbage(batch - 1, self._now())
         watch.stop("cleanup")
         metrics = metrics_of(batch, record, commit, stages, watch, sizes)
@@ -187,18 +190,21 @@ class Driver(Generic[Rows]):
 
     def _has_loaded_index(self, batch: int, record: BatchInput, known: _Known) -> bool:
         """Build the index in parallel if many subscriptions come where there were none; return whether it was done."""
-        n_changes = len(record.changes)
-        if n_changes < MIN_LOADED or any(known.commit.subscriptions):
+        n_changes, folder, jobs = len(record.changes), self._folder, self._jobs
+        if n_changes < MIN_LOADED or any(known.commit.subscriptions) or self._plan.partitioner != BY_HASH:
             return False
-        n_blocks = n_blocks_of(n_changes, self._jobs.parallelism)
-        if not all(self._jobs.compile_blocks(batch, n_blocks)):
-            return False
-        ranges = ranges_of(self._jobs.lay_out(batch, n_blocks), self._jobs.parallelism)
-        self._jobs.build_segments(batch, ranges)
-        self._folder.check_driver(self._name)
-        commit_load(self._folder, batch, len(ranges))
-        self._note_saved(batch)
-        return True
+        # Tasks of another driver may still write.
+        token = uuid.uuid4().hex
+        n_blocks = n_blocks_of(n_changes, jobs.parallelism)
+        is_loadable = all(jobs.compile_blocks(batch, n_blocks))
+        if is_loadable:
+            ranges = ranges_of(jobs.lay_out(batch, n_blocks, token), jobs.parallelism)
+            jobs.build_segments(batch, ranges, token)
+            folder.check_driver(self._name)
+            commit_load(folder, batch, len(ranges), token)
+            self._note_saved(batch)
+        folder.tree.remove(BLOCKS)
+        return is_loadable
 
     def _note_saved(self, batch: int) -> None:
         self._n_unsaved, self._saved_after = 0, batch

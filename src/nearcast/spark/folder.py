@@ -10,7 +10,7 @@
     pairs/0000000012/0000000000/      what a task has found for feeds: feed, message, score
     floors/0000000024/, ...25/        the floors that the changes and the messages of a batch have changed
     commits/12.json                   the batch is done: the names of its deliveries
-    shards/003/0000000010/            the snapshot of a shard after a batch; shards-1/ and so on once it was rescaled
+    shards/003/0000000010/            the snapshot of a shard after a batch; shards-.../ once it was rescaled
     shards/index/, shards/router/     ... of the index of all subscriptions, and of the partitioner, unless it is a hash
     sample.arrow                      messages that the partitioner was fitted to
     deliveries/batch=12/*.parquet
@@ -64,10 +64,10 @@ PARTS = LOG, CHANGES, PAIRS = "log", "changes", "pairs"
 FLOORS, COMMITS, MERGED = "floors", "commits", "merged"
 PIPELINE, VOCABULARY, SAMPLE, METRICS = "PIPELINE.json", "vocabulary.arrow", "sample.arrow", "metrics.jsonl"
 QUERY, DRIVER = "QUERY.json", "DRIVER.json"
-# The setting that counts how often the pipeline was rescaled.
-GENERATION = "generation"
-# The folders of snapshots, and what old shards write for new ones when the pipeline is rescaled.
-SNAPSHOTS = re.compile(r"shards(-\d+)?")
+# Settings of a pipeline that was rescaled: the name of that, and the batch after which it was done.
+GENERATION, SINCE = "generation", "since"
+# The folders of snapshots, and what old shards write for new ones.
+SNAPSHOTS = re.compile(r"shards(-[0-9a-f]+)?")
 MOVING = "moving"
 # Key of the metadata of a sample: the number of messages that it was drawn from.
 POPULATION = b"nearcast.population"
@@ -111,12 +111,7 @@ class Folder:
         settings = plan.as_json() | {"vocabulary": vocabulary.version}
         written = self.tree.read(PIPELINE)
         if written is not None:
-            known = json.loads(written)
-            if known.get("format") != FORMAT:
-                raise StorageError(
-                    f"{self.tree.place}/{PIPELINE} has format {known.get('format')!r}; this version reads {FORMAT!r}. "
-                    "Start the pipeline in another folder, or use the version that created this one"
-                )
+            known = self._checked(written)
             self._check_settings(known, settings, ())
             settings = known | {"snapshot_every": plan.snapshot_every}
         else:
@@ -153,34 +148,48 @@ class Folder:
             written = self.tree.read(PIPELINE)
             if written is None:
                 raise StorageError(f"{self.tree.place} is not the state folder of a pipeline: there is no {PIPELINE}")
-            self._settings = cast(Settings, json.loads(written))
+            self._settings = self._checked(written)
         return self._settings
+
+    def _checked(self, written: bytes) -> Settings:
+        """Return settings that this version can read."""
+        known = cast(Settings, json.loads(written))
+        if known.get("format") != FORMAT:
+            raise StorageError(
+                f"{self.tree.place}/{PIPELINE} has format {known.get('format')!r}; this version reads {FORMAT!r}. "
+                "Start the pipeline in another folder, or use the version that created this one"
+            )
+        return known
 
     def run(self) -> str:
         """Return the unique name of the pipeline; another one once it was rescaled."""
         settings = self._opened_settings()
-        return f"{settings['run']}-{settings.get(GENERATION, 0)}"
+        return f"{settings['run']}-{settings.get(GENERATION, '')}"
 
     # --- other settings
 
-    def successor(self, plan: Plan) -> Folder:
-        """Return the folder as it will be with another plan; its snapshots are in a folder of their own."""
-        settings = self._opened_settings()
+    def successor(self, plan: Plan, batch: int) -> Folder:
+        """Return the folder as it will be with another plan after a batch; its snapshots are in a folder of its own."""
         found = Folder(self.tree)
-        found._settings = settings | plan.as_json() | {GENERATION: settings.get(GENERATION, 0) + 1}
+        found._settings = self._opened_settings() | plan.as_json() | {GENERATION: uuid.uuid4().hex[:12], SINCE: batch}
         return found
+
+    @property
+    def since(self) -> int:
+        """The batch after which the snapshots of these settings begin; nothing before it can be replayed."""
+        return int(self._opened_settings().get(SINCE, FIRST - 1))
+
+    def is_current(self) -> bool:
+        """Whether these settings are still those of the pipeline."""
+        return Folder(self.tree).run() == self.run()
 
     def commit_settings(self) -> None:
         """Make these settings those of the pipeline."""
         with self.tree.replaced(PIPELINE, is_synced=True) as unfinished:
             unfinished.write_text(json.dumps(self._opened_settings(), indent=1))
 
-    def remove_snapshots(self) -> None:
-        """Remove all snapshots of these settings."""
-        self.tree.remove(self._snapshots())
-
     def remove_other_snapshots(self) -> None:
-        """Remove the snapshots of other settings, and what the task of a rescaling has left."""
+        """Remove the snapshots of other settings, and what tasks that rescaled have left."""
         for name in self.tree.names(""):
             is_other = SNAPSHOTS.fullmatch(name) is not None and name != self._snapshots()
             if is_other or name == MOVING:
@@ -188,7 +197,8 @@ class Folder:
 
     def _snapshots(self) -> str:
         """Return the folder of all snapshots."""
-        return _snapshots_of(self._opened_settings().get(GENERATION, 0))
+        generation = self._opened_settings().get(GENERATION)
+        return "shards" if generation is None else f"shards-{generation}"
 
     def snapshots_folder(self, name: str) -> str:
         """Return the folder of the snapshots of a shard, of the index, or of the router."""
@@ -277,7 +287,9 @@ class Folder:
                 parts.append((PAIRS, found.messages))
             for part, slices in parts:
                 for number in slices.pieces:
-                    self.read_part(part, batch, number)
+                    state = self.read_part(part, batch, number)
+                    if part == PAIRS:
+                        self.check_pairs(state)
             is_intact = found.matched is None or self.has_deliveries(batch, found.matched.files)
         except StorageError:
             is_intact = False
@@ -325,6 +337,12 @@ class Folder:
     def read_part(self, part: str, batch: int, number: int, *, check: Check = "everything") -> State:
         """Return what one task added to a batch."""
         return self.tree.read_state(_numbered(f"{part}/{batch:010d}", number), partial(read_state, check=check))
+
+    def check_pairs(self, state: State) -> None:
+        """Raise if pairs were written for another number of shards."""
+        n_shards = len(state.description["offsets"]) - 1
+        if n_shards != self.plan().shards:
+            raise StorageError(f"pairs in {self.tree.place} are those of {n_shards} shards")
 
     def write_floors(self, step: int, orders: Int64Array, floors: Float64Array) -> None:
         """Write the floors that a step of all feed shards has changed, by registration number."""
@@ -514,7 +532,3 @@ def shard_name(shard: int) -> str:
 
 def _numbered(parent: str, number: int) -> str:
     return f"{parent}/{number:010d}"
-
-
-def _snapshots_of(generation: int) -> str:
-    return f"shards-{generation}" if generation else "shards"

@@ -25,7 +25,7 @@ from nearcast.spark import worker
 from nearcast.spark.change_order import SUBSCRIBE
 from nearcast.spark.changes import read_changes
 from nearcast.spark.folder import INDEX, Folder
-from nearcast.spark.plan import BY_HASH, CHANGES_STEP, step_of
+from nearcast.spark.plan import CHANGES_STEP, step_of
 from nearcast.spark.prober import Prober
 from nearcast.spark.words import renumbered_words, with_words
 from nearcast.storage.manifest import State, part_of
@@ -39,6 +39,7 @@ MIN_BLOCK, MAX_BLOCK = 25_000, 500_000
 MAX_SEGMENT, MAX_FEEDS = 1 << 21, 1 << 20
 BLOCKS = "blocks"
 COLUMNS = f"{INDEX}-columns"
+TOKEN = "token"
 
 
 class Range(NamedTuple):
@@ -74,8 +75,6 @@ def compile_block(folder: Folder, batch: int, block: int, n_blocks: int) -> bool
     """Compile a range of the changes of a batch; return False if there are others than registrations."""
     worker.freeze_once()
     plan, record = folder.plan(), folder.read_input(batch)
-    if plan.partitioner != BY_HASH:
-        return False
     n = len(record.changes)
     changes = read_changes(folder, batch, record, n * block // n_blocks, n * (block + 1) // n_blocks)
     table = changes.table
@@ -100,8 +99,11 @@ def compile_block(folder: Folder, batch: int, block: int, n_blocks: int) -> bool
     return True
 
 
-def lay_out(folder: Folder, batch: int, n_blocks: int) -> list[int]:
-    """Write the columns of all blocks; return how many subscriptions there are of each group."""
+def lay_out(folder: Folder, batch: int, n_blocks: int, token: str) -> list[int]:
+    """Write the columns of all blocks; return how many subscriptions there are of each group.
+
+    `token` names the attempt: what is written for another one does not belong to it.
+    """
     worker.freeze_once()
     vocabulary = folder.vocabulary()
     blocks = [renumbered_words(folder.read_part(BLOCKS, batch, block), vocabulary) for block in range(n_blocks)]
@@ -121,27 +123,25 @@ def lay_out(folder: Folder, batch: int, n_blocks: int) -> list[int]:
     )
     prober = Prober.of_state(state, folder.plan(), index="exhaustive")
     prober.apply_floors(*folder.read_floors(step))
-    folder.save_snapshot(COLUMNS, batch, prober.state())
+    state = prober.state()
+    folder.save_snapshot(COLUMNS, batch, state._replace(description={**state.description, TOKEN: token}))
     return np.bincount(GROUP_OF_KIND[columns.kinds], minlength=len(GROUPS)).tolist()
 
 
-def build_segment(folder: Folder, batch: int, number: int, some: Range) -> None:
+def build_segment(folder: Folder, batch: int, number: int, some: Range, token: str) -> None:
     """Build a segment of the columns of a batch."""
     worker.freeze_once()
-    state = next((state for state, found in folder.snapshots(COLUMNS, batch) if found == batch), None)
-    if state is None:
-        raise StorageError(f"the columns of the index after batch {batch} in {folder.tree.place} are missing")
+    state = _part(folder, COLUMNS, batch, token)
     columns = SubscriptionColumns(**part_of(state.arrays, "subscription_"))
     slots = np.flatnonzero(GROUP_OF_KIND[columns.kinds] == some.group)[some.start : some.stop]
     vocabulary = Vocabulary.of_table(state.tables["vocabulary"])
     arrays = segments_of(columns, slots, folder.plan().space, vocabulary, f"segment_{number}_")
-    folder.save_snapshot(segment_name(number), batch, State(arrays, {}, {}))
+    folder.save_snapshot(segment_name(number), batch, State(arrays, {}, {TOKEN: token}))
 
 
-def commit_load(folder: Folder, batch: int, n_segments: int) -> None:
-    """Write the snapshot that consists of columns and segments, which are there, and remove the blocks."""
-    folder.save_snapshot(INDEX, batch, State({}, {}, {"segments": n_segments}))
-    folder.tree.remove(BLOCKS)
+def commit_load(folder: Folder, batch: int, n_segments: int, token: str) -> None:
+    """Write the snapshot that consists of columns and segments, which are there."""
+    folder.save_snapshot(INDEX, batch, State({}, {}, {"segments": n_segments, TOKEN: token}))
 
 
 def whole_snapshot(folder: Folder, batch: int, state: State) -> State:
@@ -149,12 +149,19 @@ def whole_snapshot(folder: Folder, batch: int, state: State) -> State:
     n_segments = state.description.get("segments")
     if n_segments is None:
         return state
-    names = [COLUMNS, *map(segment_name, range(n_segments))]
-    parts = [next((part for part, number in folder.snapshots(name, batch) if number == batch), None) for name in names]
-    arrays: dict[str, AnyArray] = {}
-    for name, part in zip(names, parts, strict=True):
-        if part is None:
-            raise StorageError(f"{name} of batch {batch} in {folder.tree.place} is missing or damaged")
-        arrays |= part.arrays
-    assert parts[0] is not None
-    return State(arrays, parts[0].tables, parts[0].description)
+    columns, *segments = (
+        _part(folder, name, batch, state.description[TOKEN])
+        for name in (COLUMNS, *map(segment_name, range(n_segments)))
+    )
+    arrays: dict[str, AnyArray] = dict(columns.arrays)
+    for segment in segments:
+        arrays |= segment.arrays
+    return State(arrays, columns.tables, columns.description)
+
+
+def _part(folder: Folder, name: str, batch: int, token: str) -> State:
+    """Return the columns or a segment of a batch; raise unless it was written by the same attempt."""
+    part = next((part for part, number in folder.snapshots(name, batch) if number == batch), None)
+    if part is None or part.description.get(TOKEN) != token:
+        raise StorageError(f"{name} of batch {batch} in {folder.tree.place} is missing, damaged, or of another attempt")
+    return part

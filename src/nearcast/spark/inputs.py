@@ -21,7 +21,7 @@ from nearcast.errors import NearcastError, Rejection, StorageError
 from nearcast.messages.pieces import piece_of
 from nearcast.model import MAX_SECONDS, MICROSECONDS
 from nearcast.spark.change_order import MOVE, SUBSCRIBE, UNSUBSCRIBE
-from nearcast.spark.changes import shards_of
+from nearcast.spark.changes import HASH, hashes_of
 from nearcast.spark.duplicates import SeenIds
 from nearcast.spark.folder import CHANGES, LOG, Folder
 from nearcast.spark.plan import BY_HASH, EVENT, FIRST, WATERMARK, BatchInput, Matched, Plan, Slices
@@ -99,7 +99,7 @@ def write_changes(folder: Folder, batch: int, number: int, task: int, runs: Sequ
     rejections = _rejections(rows, bad)
     newest = NO_TIME
     if good.size:
-        table = table.append_column("home", pa.array(shards_of(table["id"].to_pylist(), plan.shards).astype(np.int16)))
+        table = table.append_column(HASH, pa.array(hashes_of(table["id"].to_pylist())))
         newest = _latest_position(plan, table)
         folder.write_part(CHANGES, batch, number, State({}, {"rows": table}, {}))
     _write_rejected(folder, batch, f"changes-{task:05d}", rejections, runs)

@@ -94,14 +94,14 @@ class SparkJobs:
         task = partial(_compile_block, self._folder, batch, n_blocks)
         return self._run("index: compiling", n_blocks, n_blocks, task)
 
-    def lay_out(self, batch: int, n_blocks: int) -> list[int]:
+    def lay_out(self, batch: int, n_blocks: int, token: str) -> list[int]:
         """Write the columns of all blocks in a task; return the number of subscriptions of each group."""
-        return self._run("index: laying out", 1, 1, partial(_lay_out, self._folder, batch, n_blocks))[0]
+        return self._run("index: laying out", 1, 1, partial(_lay_out, self._folder, batch, n_blocks, token))[0]
 
-    def build_segments(self, batch: int, ranges: list[Range]) -> None:
+    def build_segments(self, batch: int, ranges: list[Range], token: str) -> None:
         """Build the segments of an index."""
         if ranges:
-            task = partial(_build_segment, self._folder, batch, ranges)
+            task = partial(_build_segment, self._folder, batch, ranges, token)
             self._run("index: building segments", len(ranges), len(ranges), task)
 
     def open_ahead(self, batch: int) -> None:
@@ -196,12 +196,12 @@ def _compile_block(folder: Folder, batch: int, n_blocks: int, block: int) -> boo
     return compile_block(folder, batch, block, n_blocks)
 
 
-def _lay_out(folder: Folder, batch: int, n_blocks: int, _task: int) -> list[int]:
-    return lay_out(folder, batch, n_blocks)
+def _lay_out(folder: Folder, batch: int, n_blocks: int, token: str, _task: int) -> list[int]:
+    return lay_out(folder, batch, n_blocks, token)
 
 
-def _build_segment(folder: Folder, batch: int, ranges: list[Range], number: int) -> None:
-    build_segment(folder, batch, number, ranges[number])
+def _build_segment(folder: Folder, batch: int, ranges: list[Range], token: str, number: int) -> None:
+    build_segment(folder, batch, number, ranges[number], token)
 
 
 def _open_ahead(folder: Folder, batch: int, n_tasks: int, task: int) -> int:

@@ -1,10 +1,10 @@
 """The log of small batches: their messages are merged into larger pieces, and their records into one file.
 
-    log/0000000043/0000010000/     the messages of batches 12 to 43, in order, beside the pieces of batch 43
+    log/0000000043/0010000032/     the messages of batches 12 to 43, in order, beside the pieces of batch 43
     merged-inputs/0000000043/      the records of these batches, which say where in that piece their messages are
 
-Only batches that nobody replays any more are merged. What was merged is removed the next time, so that readers have
-the time of many batches to finish.
+Only batches that nobody replays any more are merged. What was merged is removed the next time, mostly many batches
+later; a reader whose record is older reads it again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from nearcast.errors import StorageError
 from nearcast.messages.pieces import MessagePiece, merged_piece
 from nearcast.spark.folder import INPUTS, LOG, MERGED_INPUTS, Folder
 from nearcast.spark.plan import FIRST, MERGED_PIECE, BatchInput, Slices
@@ -29,17 +30,23 @@ class LogArchive:
         self._folder = folder
         self.records = folder.merged_records()
         """The records of the batches that are merged."""
+        self._damaged: list[int] = []
         # Those whose own records and pieces are still there.
         self._left = [number for number in folder.own_inputs() if number in self.records]
 
     def merge(self, records: Mapping[int, BatchInput]) -> None:
         """Merge small ones of some batches, which are not replayed."""
-        own = {number: record for number, record in records.items() if number not in self.records and number > FIRST}
+        known = {*self.records, *self._damaged}
+        own = {number: record for number, record in records.items() if number not in known and number > FIRST}
         if len(own) < MERGED_BATCHES:
             return
         self._remove_left()
         for group in _groups(own):
-            self._write({number: own[number] for number in group})
+            try:
+                self._write({number: own[number] for number in group})
+            except StorageError:
+                # A damaged piece that nobody reads; whoever does says so.
+                self._damaged += group
 
     def remove_before(self, batch: int) -> None:
         """Remove the records of batches before one, as far as they are merged with such only."""
@@ -50,6 +57,8 @@ class LogArchive:
 
     def _write(self, records: Mapping[int, BatchInput]) -> None:
         folder, last = self._folder, max(records)
+        # Another driver may merge other batches up to the same last one.
+        merged_number = MERGED_PIECE + len(records)
         parts: list[tuple[MessagePiece, int, int]] = []
         merged: dict[int, BatchInput] = {}
         row = 0
@@ -61,11 +70,11 @@ class LogArchive:
             pieces = {place: MessagePiece(found["rows"], found["words"]) for place, found in tables.items()}
             parts += [(pieces[place], start, stop) for place, start, stop in record.messages.parts]
             end = row + len(record.messages)
-            slices = Slices((MERGED_PIECE,), ((0, row, end),)) if end > row else Slices()
+            slices = Slices((merged_number,), ((0, row, end),)) if end > row else Slices()
             merged[number] = replace(record, messages=slices, merged_into=last)
             row = end
         if parts:
-            folder.write_log_piece(last, MERGED_PIECE, merged_piece(parts))
+            folder.write_log_piece(last, merged_number, merged_piece(parts))
         # Written last: it makes the piece valid.
         folder.write_merged_inputs(last, merged)
         self.records |= merged
@@ -78,7 +87,7 @@ class LogArchive:
             tree.remove(f"{INPUTS}/{number:010d}")
             key = f"{LOG}/{number:010d}"
             for piece in tree.numbers(key):
-                if piece != MERGED_PIECE:
+                if piece < MERGED_PIECE:
                     tree.remove(f"{key}/{piece:010d}")
             if not tree.names(key):
                 tree.remove(key)

@@ -189,6 +189,7 @@ class Node:
     def _pairs(self, batch: int, number: int, shard: int) -> RecordArray:
         """Return a copy of the pairs that one task has found for a shard."""
         state = self.folder.read_part(PAIRS, batch, number, check="sizes")
+        self.folder.check_pairs(state)
         start, stop = state.description["offsets"][shard : shard + 2]
         found: RecordArray = np.array(state.arrays["pairs"][start:stop])
         return found
@@ -275,6 +276,10 @@ def _opened_prober(folder: Folder, step: int) -> Prober:
             return Prober.of_state(whole_snapshot(folder, batch, state), folder.plan())
         except StorageError:
             continue
+    if folder.since >= FIRST:
+        raise StorageError(
+            f"no snapshot of the index in {folder.tree.place} is intact; the log before cannot be replayed"
+        )
     return Prober(folder.plan(), folder.vocabulary())
 
 

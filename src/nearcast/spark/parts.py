@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -24,8 +25,11 @@ from nearcast.spark.plan import FIRST
 from nearcast.spark.replicas import KINDS_WITH_RESULTS
 from nearcast.storage.manifest import State
 from nearcast.tables.arrow_columns import id_array
+from nearcast.text.arrow_types import is_string
 
 MIN_PART, MAX_PART = 200_000, 1_000_000
+# Numbers that are so near to each other are compared by a table.
+MAX_SPREAD = 8
 # What tasks write beside the shards: the rows that they set aside, and the ids of each part.
 ROWS, IDS = "rows", "ids"
 
@@ -67,12 +71,15 @@ def build_parts(folder: Folder, subscriptions: DataFrame, *, min_part: int = MIN
     rows = spark.range(0, len(groups), 1, len(groups)).mapInArrow(task, REPORTS).collect() if groups else []
     reports = [*read, *sorted(pickle.loads(row.report) for row in rows)]
     numbers = tuple(report.task for report in reports if report.n_subscriptions)
-    return Built(
+    found = Built(
         numbers,
         sum(report.n_feeds for report in reports),
         [rejection for report in reports for rejection in report.rejections],
         is_whole=len(numbers) < 2 or _are_different(folder, numbers),
     )
+    for name in (ROWS, IDS):
+        folder.tree.remove(name)
+    return found
 
 
 def _groups(reports: list[PartReport]) -> list[list[int]]:
@@ -92,6 +99,13 @@ def _are_different(folder: Folder, numbers: tuple[int, ...]) -> bool:
     """Whether no id is in two parts."""
     tables = [folder.read_part(IDS, FIRST, number, check="sizes").tables["ids"] for number in numbers]
     ids = pa.concat_tables(tables, promote_options="permissive")["id"]
+    if pa.types.is_int64(ids.type):
+        values = ids.to_numpy()
+        least, size = int(values.min()), int(values.max()) - int(values.min()) + 1
+        if size <= MAX_SPREAD * len(values):
+            is_there = np.zeros(size, bool)
+            is_there[values - least] = True
+            return int(is_there.sum()) == len(values)
     return bool(pc.count_distinct(ids).as_py() == len(ids))
 
 
@@ -119,7 +133,7 @@ def _build_files(
 def _built_or_aside(folder: Folder, min_part: int, task: int, table: pa.Table) -> PartReport:
     """Build a part of some rows, or write them to a file if they are few."""
     n_rows = table.num_rows
-    if "kind" in table.schema.names:
+    if "kind" in table.schema.names and is_string(table.schema.field("kind").type):
         has_results = pc.is_in(table["kind"], pa.array(KINDS_WITH_RESULTS))
         if pc.any(has_results).as_py():
             table = table.filter(pc.invert(has_results))

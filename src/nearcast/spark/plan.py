@@ -1,4 +1,4 @@
-"""The settings of a pipeline, fixed when it is created, and the record of the input of a batch."""
+"""The settings of a pipeline, and the record of the input of a batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHANGES_STEP, MESSAGES_STEP = 0, 1
 # What tasks find that match ranges of messages is numbered from here on: a task that was matching the rows that it read
 # may still write what it has found.
 RANGES = 1_000_000
-# The number of a piece of the log that has the messages of several batches.
+# Pieces of the log that have the messages of several batches are numbered from here on.
 MERGED_PIECE = 10_000_000
 PLAIN_NAMES = (
     *("shards", "snapshot_every", "subscription_id", "message_id"),
@@ -46,7 +46,7 @@ def step_of(batch: int, part: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of a pipeline that were fixed when it was created."""
+    """The settings of a pipeline; shards and partitioner may change between two starts, the others are fixed."""
 
     space: Space
     window: Window | None

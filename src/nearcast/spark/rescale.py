@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from nearcast.arrays import Int64Array, stacked
 from nearcast.columns import SubscriptionColumns, taken
-from nearcast.errors import StorageError
+from nearcast.errors import NearcastError, StorageError
 from nearcast.spark import worker
 from nearcast.spark.changes import shards_of
 from nearcast.spark.folder import CHANGES, INDEX, INPUTS, LOG, MOVING, PAIRS, ROUTER, Folder, shard_name
 from nearcast.spark.node import opened_node
-from nearcast.spark.plan import BY_HASH, MESSAGES_STEP, Plan, step_of
+from nearcast.spark.plan import BY_HASH, FIRST, MESSAGES_STEP, Plan, step_of
 from nearcast.spark.router import Router
 from nearcast.spark.shards import shard_state_after
 from nearcast.spark.words import DELAYED, renumbered_words, with_words
@@ -51,32 +51,41 @@ class RescaleJobs(Protocol):
 def rescale(folder: Folder, plan: Plan, jobs: RescaleJobs, sample: pa.Table | None = None) -> None:
     """Redistribute the state of a pipeline for other settings of those that are RESCALABLE.
 
-    A driver that runs batches stops. A new partitioner is fitted to `sample`, by default to the one that is stored.
+    A driver of the pipeline stops at its next batch. A new partitioner is fitted to `sample`, by default to the one
+    that is stored.
     """
     driver = uuid.uuid4().hex
+    # A state that this version cannot read is left alone.
+    folder.run()
     folder.take_over(driver)
-    target = folder.successor(plan)
+    if not folder.is_current():
+        raise NearcastError(f"the pipeline in {folder.tree.place} was rescaled meanwhile; start again")
+    batch = max(folder.commits(), default=FIRST - 1)
+    target = folder.successor(plan, batch)
     if sample is not None:
         folder.write_sample(sample)
-    batch = max(folder.commits(), default=None)
-    if batch is not None:
-        target.remove_snapshots()
-        folder.tree.remove(MOVING)
-        _remove_unfinished(folder, batch)
+    _remove_unfinished(folder, batch)
+    if batch >= FIRST:
         jobs.detach(batch)
         jobs.assign(target, batch)
         jobs.attach(target, batch)
     folder.check_driver(driver)
+    if not folder.is_current() or max(folder.commits(), default=FIRST - 1) != batch:
+        raise NearcastError(f"the pipeline in {folder.tree.place} has gone on meanwhile; start again")
     target.commit_settings()
     target.remove_other_snapshots()
 
 
 def _remove_unfinished(folder: Folder, batch: int) -> None:
     """Remove the input of a batch after the last committed one; its rows are read again."""
+    tree = folder.tree
     for parent in (INPUTS, LOG, CHANGES, PAIRS):
-        for number in folder.tree.numbers(parent):
+        for number in tree.numbers(parent):
             if number > batch:
-                folder.tree.remove(f"{parent}/{number:010d}")
+                tree.remove(f"{parent}/{number:010d}")
+    for name in tree.names("rejected"):
+        if int(name.removeprefix("batch=")) > batch:
+            tree.remove(f"rejected/{name}")
 
 
 # --- tasks
@@ -136,14 +145,17 @@ def _merged(states: Sequence[State]) -> State:
     """Return the subscriptions of several states as one, in order of registration."""
     columns = stacked([SubscriptionColumns(**part_of(state.arrays, "subscription_")) for state in states])
     order = np.argsort(columns.orders)
-    tables = {
-        name: pa.concat_tables([state.tables[name] for state in states], promote_options="permissive")
-        for name in states[0].tables
-    }
+    tables = {name: _joined([state.tables[name] for state in states]) for name in states[0].tables}
     tables["subscriptions"] = tables["subscriptions"].take(pa.array(order))
     description: dict[str, Any] = dict(states[0].description)
     description["now"] = max(state.description["now"] for state in states)
     return State(_arrays(taken(columns, order)), tables, description)
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of all tables; the ids of a table without rows may have another type."""
+    some = [table for table in tables if table.num_rows]
+    return pa.concat_tables(some, promote_options="permissive") if some else tables[0]
 
 
 def _arrays(columns: SubscriptionColumns) -> dict[str, Any]:

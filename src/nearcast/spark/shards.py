@@ -401,6 +401,9 @@ def _opened(node: Node, number: int, step: int) -> Shard:
         except StorageError:
             # Damaged; an earlier one and the log give the same shard.
             continue
+    if node.folder.since >= FIRST:
+        place = node.folder.tree.place
+        raise StorageError(f"no snapshot of shard {number} in {place} is intact; the log before cannot be replayed")
     node.open_log(FIRST)
     return Shard(node, number)
 

@@ -114,10 +114,11 @@ def stream(
         the result.
     partitioner_options : mapping, optional
         Settings of the partitioner, as `{"gamma_1": 50}`: `gamma_1` and `gamma_2` of "dkm", `theta` of "sop" and
-        "sop-cells", `l1` and `l2` of "spatial-first" and "keyword-first". They are fixed when the pipeline is created.
+        "sop-cells", `l1` and `l2` of "spatial-first" and "keyword-first". With other shards, another partitioner or
+        other options than before, the state is redistributed before the first batch.
     sample : DataFrame, optional
-        Messages that the partitioner is fitted to, with the first subscriptions; read once, when the pipeline is
-        created. "hash" needs none; others partition badly without.
+        Messages that the partitioner is fitted to, with the subscriptions; read when the pipeline is created, or gets
+        other shards. "hash" needs none; others partition badly without.
     sample_size, sample_seed : int, default 50,000 and 0
         How many messages of `sample` are drawn at random; the same seed draws the same.
     snapshot_every : int, default 20

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nearcast.arrays import BoolArray, Float64Array, Int64Array
+from nearcast.arrays import BoolArray, Float64Array, IdArray, Int64Array
 from nearcast.columns import NO_TIME
 from nearcast.errors import NearcastError, Rejection
 from nearcast.model import MAX_SECONDS, MICROSECONDS, Id
@@ -60,13 +60,16 @@ def as_table(data: pa.Table | pa.RecordBatch) -> pa.Table:
     return data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
 
 
-def id_array(ids: Sequence[Id]) -> pa.Array:
+def id_array(ids: Sequence[Id] | IdArray) -> pa.Array:
     """Return ids as an Arrow array of strings or of int64; they must all be of one kind."""
-    is_text = any(isinstance(value, str) for value in ids)
-    if is_text and not all(isinstance(value, str) for value in ids):
-        number = next(value for value in ids if not isinstance(value, str))
-        raise NearcastError(f"id is {number!r} among ids that are strings; all must be of one kind")
-    return pa.array(ids, pa.string() if is_text or not ids else pa.int64())
+    is_text = not len(ids) or isinstance(ids[0], str)
+    try:
+        return pa.array(ids, pa.string() if is_text else pa.int64())
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        number = next((value for value in ids if not isinstance(value, str)), None)
+        if number is None or not any(isinstance(value, str) for value in ids):
+            raise
+        raise NearcastError(f"id is {number!r} among ids that are strings; all must be of one kind") from None
 
 
 def id_column(table: pa.Table) -> pa.Array:

@@ -35,7 +35,8 @@ from nearcast.model import (
 from nearcast.scoring.textual import unit_vectors
 from nearcast.space.distance import check_in_space
 from nearcast.space.regions import shape_and_numbers
-from nearcast.tables.plain_rows import PlainRows, plain_rows
+from nearcast.tables.arrow_columns import check_column_names
+from nearcast.tables.plain_rows import PlainRows, plain_rows, used_columns
 from nearcast.tables.subscription_tables import subscriptions_of_table
 from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
 from nearcast.text.vocabulary import Vocabulary
@@ -201,7 +202,9 @@ def compiled_table(
     parts, numbers = [], []
     polygons: dict[int, shapely.Geometry] = {}  # by row number
     is_read = np.zeros(table.num_rows, bool)
-    for plain in plain_rows(table, space, has_window=has_window):
+    check_column_names("subscriptions", table.schema)
+    used = used_columns(table)
+    for plain in plain_rows(used, space, has_window=has_window):
         for start in range(0, plain.rows.size, COMPILED_PLAIN_ROWS):
             some = plain.between(start, start + COMPILED_PLAIN_ROWS)
             with lock:
@@ -212,7 +215,7 @@ def compiled_table(
             polygons.update((int(some.rows[place]), shape) for place, shape in some.polygons.items())
     others = np.flatnonzero(~is_read)
     # Without any plain row the table may lack a column, which is said.
-    items = subscriptions_of_table(table.take(pa.array(others)) if parts else table) if others.size or not parts else ()
+    items = subscriptions_of_table(used.take(pa.array(others)) if parts else table) if others.size or not parts else ()
     good, rejections = checked_rows(items, lambda item: parsed(item, vocabulary, space, has_window=has_window))
     for start in range(0, len(good), COMPILED_ROWS):
         some_good = good[start : start + COMPILED_ROWS]

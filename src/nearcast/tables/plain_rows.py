@@ -24,10 +24,10 @@ from nearcast.model import KINDS, MAX_COUNT, SIMILARITIES, Geographic, Nearest, 
 from nearcast.space.distance import is_in_space
 from nearcast.space.regions import ANYWHERE, BOX, CIRCLE, POLYGON, wrapped_longitudes
 from nearcast.tables.arrow_columns import id_column, nulls, one_column
+from nearcast.tables.subscription_tables import CORNERS, SUBSCRIPTION_COLUMNS
 from nearcast.text.arrow_types import is_list_of_strings, is_string
 
 WORDS = ("expression", "text", "keywords")
-CORNERS = ("min_x", "min_y", "max_x", "max_y")
 POINT = (("x", "lon"), ("y", "lat"))
 # Expressions of words that are all required, and those of them that might be operators.
 SIMPLE, OPERATOR = "^[A-Za-z0-9 ]+$", "(?i)(^| )(and|or|not)( |$)"
@@ -43,6 +43,12 @@ DEFAULTS = {
     NEAREST: {field.name: field.default for field in dataclasses.fields(Nearest)},
 }
 POLYGON_TYPES = [int(shapely.GeometryType.POLYGON), int(shapely.GeometryType.MULTIPOLYGON)]
+
+
+def used_columns(table: pa.Table) -> pa.Table:
+    """Return the columns that subscriptions have, in types whose rows Arrow can select."""
+    names = [name for name in table.schema.names if name in SUBSCRIPTION_COLUMNS]
+    return pa.table({name: one_column(table, name) for name in names})
 
 
 class PlainRows(NamedTuple):

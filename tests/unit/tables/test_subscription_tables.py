@@ -136,6 +136,21 @@ def test_a_table_is_read_at_once_as_it_is_row_by_row(data, space, has_window):
         assert mine.tolist() == its.tolist(), name
 
 
+def test_columns_of_other_things_are_not_read():
+    """Of any type, and a view of strings is as good as strings."""
+    rows = table("boolean", TABLES["boolean"]).drop_columns("keywords")
+    texts = pa.array(["tea", "tea OR cake", "(", "rain"])
+    rows = rows.append_column("expression", texts.cast(pa.string_view()))
+    rows = rows.append_column("note", pa.array([b"x"] * 4).cast(pa.binary_view()))
+    broker, _ = brokers()
+    _, rejected = broker.subscribe(rows, on_error="skip")
+    assert rejected["row"].to_pylist() == [2]
+    assert broker.ids() == [0, 1, 3]
+    twice = pa.Table.from_arrays([*rows.columns, rows["note"]], names=[*rows.schema.names, "note"])
+    with pytest.raises(nc.NearcastError, match="subscriptions have several columns named 'note'; names must be unique"):
+        broker.subscribe(twice)
+
+
 def test_a_later_row_replaces_an_earlier_one_with_its_id():
     rows = table("boolean", TABLES["boolean"]).set_column(0, "id", pa.array([1, 2, 1, 3]))
     broker, _ = brokers()
