@@ -158,7 +158,10 @@ class Statistics(NamedTuple):
 
 
 def lexemes(expression):
-    """Split into `(`, `)`, AND, OR, NOT and operands; an operand is a list of tokens, all of them wanted."""
+    """Split into `(`, `)`, AND, OR, NOT and operands; an operand is a list of tokens, all of them wanted.
+
+    Operators may be signs: & and |, once or twice, and a minus before an operand.
+    """
     found, i = [], 0
     while i < len(expression):
         if expression[i].isspace():
@@ -166,16 +169,22 @@ def lexemes(expression):
         elif expression[i] in "()":
             found.append(expression[i])
             i += 1
+        elif expression[i] in "&|":
+            found.append({"&": "AND", "|": "OR"}[expression[i]])
+            i += 2 if expression[i : i + 2] in ("&&", "||") else 1
+        elif expression[i] == "-":
+            found.append("NOT")
+            i += 1
         elif expression[i] == '"':
             end = expression.index('"', i + 1)
             found.append(keywords([expression[i + 1 : end]]))
             i = end + 1
         else:
             end = i
-            while end < len(expression) and not expression[end].isspace() and expression[end] not in '()"':
+            while end < len(expression) and not expression[end].isspace() and expression[end] not in '()"&|':
                 end += 1
             word = expression[i:end]
-            found.append(word if word in ("AND", "OR", "NOT") else words(word))
+            found.append(word.upper() if word.lower() in ("and", "or", "not") else words(word))
             i = end
     return found
 

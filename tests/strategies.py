@@ -158,17 +158,15 @@ samples = st.lists(texts_or_keywords, max_size=8)  # the texts that a vocabulary
 
 
 def _combined(parts):
-    pairs = st.tuples(parts, parts)
+    pairs = [" AND ", " OR ", " and ", " Or ", "&", " && ", "|", " || ", " "]
     return st.one_of(
-        pairs.map(" AND ".join),
-        pairs.map(" OR ".join),
-        pairs.map(" ".join),
-        st.builds(str.format, st.sampled_from(["NOT {}", "({})", "NOT({})"]), parts),
+        st.builds(lambda sign, pair: sign.join(pair), st.sampled_from(pairs), st.tuples(parts, parts)),
+        st.builds(str.format, st.sampled_from(["NOT {}", "({})", "NOT({})", "not {}", "-({})", "not ({})"]), parts),
     )
 
 
 quoted = st.sampled_from(['"tea"', '"New York"', '"T-Shirt"', '"and"', '" sale "', '"北京"'])
-operands = st.one_of(common, st.sampled_from(OPERANDS), quoted, st.sampled_from(["and", "Or", *NO_WORDS[:2]]))
+operands = st.one_of(common, st.sampled_from(OPERANDS), quoted, st.sampled_from(["-tea", '-"sale"', NO_WORDS[0]]))
 boolean_texts = operands | _combined(st.recursive(operands, _combined, max_leaves=5))
 expressions = st.one_of(
     boolean_texts.filter(lambda text: oracle.literals(oracle.parsed(text))),

@@ -4,9 +4,10 @@
     conjunction = operand ([AND] operand)*
     operand = NOT operand | ( expression ) | "a quoted keyword" | word
 
-The operators are the upper-case words; lower-case `and` is a word like any other. A word goes through the analyzer;
-if it becomes several tokens (t-shirt), all of them are required, and if it becomes none (a stop word), it is dropped.
-A quoted keyword is only normalised, as in a list of keywords.
+Operators are the words and, or, not in any case, and their signs & | -, doubled or not; a minus stands directly before
+what is not wanted. In quotes they are words. A word goes through the analyzer; if it becomes several tokens (t-shirt),
+all of them are required, and if it becomes none (a stop word), it is dropped. A quoted keyword is only normalised, as
+in a list of keywords. What people type and what means nothing here (a comma, a star) is refused, with what to write.
 """
 
 from __future__ import annotations
@@ -25,8 +26,20 @@ MAX_DEPTH = 100
 # Capacity for intermediate clauses; some cancel out, so it is larger than MAX_CLAUSES.
 MAX_INTERMEDIATE_CLAUSES = 8 * MAX_CLAUSES
 
-_LEXEME = re.compile(r'\s*(?:(?P<open>\()|(?P<close>\))|"(?P<quoted>[^"]*)"|(?P<word>[^\s()"]+)|(?P<stray>"))')
+_LEXEME = re.compile(
+    r'\s*(?:(?P<open>\()|(?P<close>\))|"(?P<quoted>[^"]*)"|(?P<AND>&&?)|(?P<OR>\|\|?)|(?P<NOT>-(?=[^\s)&|-]))'
+    r'|(?P<word>[^\s()"&|]+)|(?P<stray>"))'
+)
 _OPERATORS = ("AND", "OR", "NOT")
+# Parts of words that people type for something else, and what to write; a comma within a number is none.
+_REFUSED = {
+    r"^-+$": "a minus must stand directly before what is not wanted; write -word or NOT word",
+    r"^--": "one minus is enough",
+    r"(?<!\d),|,(?!\d)": "a comma joins nothing; write OR if one of the words is enough, a space if all are needed",
+    r"\*": "a star stands for nothing; write the whole word",
+    r"^!": "an exclamation mark means nothing here; write -word or NOT word",
+    r"^~": "words near each other cannot be asked for",
+}
 
 # A literal is a token and whether it is wanted; a clause is a conjunction of literals in order of first occurrence.
 _Clause = dict[str, bool]
@@ -171,10 +184,20 @@ class _Parser:
                 raise ExpressionError("this quote is never closed", self.source, match.start(kind))
             # An error in a quoted keyword points at its opening quote.
             start = match.start(kind) - (kind == "quoted")
-            lexemes.append(_Lexeme(text if kind == "word" and text in _OPERATORS else kind, text, start))
+            if kind == "word" and text.upper() in _OPERATORS:
+                kind = text.upper()
+            elif kind == "word":
+                self._check_word(text, start)
+            lexemes.append(_Lexeme(kind, text, start))
             position = match.end()
         lexemes.append(_Lexeme("end", "", len(self.source) if lexemes else 0))
         return lexemes
+
+    def _check_word(self, word: str, position: int) -> None:
+        """Raise if a word has a part that people type for something else."""
+        for part, problem in _REFUSED.items():
+            if found := re.search(part, word):
+                raise ExpressionError(problem, self.source, position + found.start())
 
 
 def _is_consistent(a: _Clause, b: _Clause) -> bool:

@@ -11,6 +11,7 @@ import strategies
 from nearcast.text.expression import MAX_CLAUSES, MAX_LITERALS, all_of, parse
 
 ANALYZER = nc.Analyzer()
+COMMA = "a comma joins nothing; write OR if one of the words is enough, a space if all are needed"
 
 
 def holds(expression, tokens):
@@ -40,6 +41,17 @@ def test_the_normal_form_is_equivalent(expression):
         ("ipad ()", "a word is missing before this parenthesis", 6),
         ('ipad "new york', "this quote is never closed", 5),
         ('ipad "  "', "there is no keyword between these quotes", 5),
+        ("hail - tornado", "a minus must stand directly before what is not wanted; write -word or NOT word", 5),
+        ("hail --tornado", "one minus is enough", 5),
+        ("hail, wind", COMMA, 4),
+        ("hail,wind", COMMA, 4),
+        (", hail", COMMA, 0),
+        ("torna* hail", "a star stands for nothing; write the whole word", 5),
+        ("hail !wind", "an exclamation mark means nothing here; write -word or NOT word", 5),
+        ('"new york"~3', "words near each other cannot be asked for", 10),
+        ("hail or", "a word is missing before the expression ends", 7),
+        ("| hail", "a word is missing before OR", 0),
+        ("hail && | wind", "a word is missing before OR", 8),
         ("(" * 102 + "a" + ")" * 102, "more than 100 parentheses inside each other", 101),
     ],
 )
@@ -63,7 +75,30 @@ def test_the_caret_stays_under_the_place_in_a_long_expression():
     assert len(source) < 120
 
 
-@pytest.mark.parametrize("expression", ["", "  \n", "!!!", "🙂 AND --"])
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("hail -tornado", "hail AND NOT tornado"),
+        ("hail -(tornado | wind)", "hail AND NOT (tornado OR wind)"),
+        ('hail -"new york"', 'hail AND NOT "new york"'),
+        ("hail|wind", "hail OR wind"),
+        ("hail || wind & rain", "hail OR (wind AND rain)"),
+        ("hail or wind and not rain", "hail OR (wind AND NOT rain)"),
+        ("Hail Or Wind", "hail OR wind"),
+        ('rock "and" roll', 'rock "and" roll'),
+        ("t-shirt", "t shirt"),
+        ("1,000 tea", "1 000 tea"),
+        ("-tea", "NOT tea"),
+        ("sale! tea", "sale tea"),
+        ("android notice order", "android notice order"),
+    ],
+)
+def test_what_people_type_means_what_they_mean(typed, meant):
+    found, expected = parse(typed, ANALYZER), parse(meant, ANALYZER)
+    assert found == expected
+
+
+@pytest.mark.parametrize("expression", ["", "  \n", "...", "🙂 AND ..."])
 def test_an_expression_without_words_is_refused(expression):
     with pytest.raises(nc.NearcastError, match=r"expression is .*; it "):
         parse(expression, ANALYZER)
