@@ -190,7 +190,9 @@ def lexemes(expression):
 
 
 def parsed(expression):
-    """The expression as nested tuples; None if no word remains after the analysis."""
+    """The expression as nested tuples; None if no word remains after the analysis. No expression is always true."""
+    if expression is None:
+        return ("and", [])
     if not isinstance(expression, str):
         return joined("and", [("has", token) for token in keywords(expression)])
     rest = lexemes(expression)

@@ -185,7 +185,11 @@ counts = st.sampled_from([1, 1, 2, 3, 1000])
 def subscriptions(space, kinds=KINDS, *, ids=subscription_ids):
     """Subscriptions of the given kinds; ids come from a small pool, so that some replace others."""
     by_kind = {
-        "boolean": st.builds(Boolean, ids, expressions, within=regions(space)),
+        "boolean": st.one_of(
+            st.builds(Boolean, ids, expressions, within=regions(space)),
+            # A geofence.
+            st.builds(Boolean, ids, within=st.one_of(boxes(space), circles(space), polygons(space))),
+        ),
         "similar": st.builds(
             Similar,
             ids,

@@ -37,7 +37,8 @@ def subscriptions_to_table(subscriptions):
 def _subscription_row(subscription):
     row = {"id": subscription.id, "kind": subscription.kind}
     words = subscription.expression if isinstance(subscription, Boolean) else subscription.text
-    row["expression" if isinstance(words, str) else "keywords"] = words
+    if words is not None:
+        row["expression" if isinstance(words, str) else "keywords"] = words
     if not isinstance(subscription, Boolean):
         row["x"], row["y"] = subscription.at
         for name in ("text_weight", "threshold", "similarity", "k", "spatial_weight"):

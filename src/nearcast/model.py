@@ -406,18 +406,23 @@ class Boolean:
     """Deliver every message inside `within` whose words satisfy `expression`.
 
     `expression` uses AND, OR, NOT and parentheses; words side by side are joined by AND; quotes make one keyword
-    of several words. A list of keywords means all of them.
+    of several words. A list of keywords means all of them. Without an expression it is a geofence: every message
+    inside `within`, which must be given then.
     """
 
     kind: ClassVar[Kind] = "boolean"
     id: Id
-    expression: Words
+    expression: Words | None = None
     within: Region = field(default_factory=Anywhere)
 
     def __post_init__(self) -> None:
-        _set(self, id=checked_id(self.id), expression=checked_words("expression", self.expression))
+        _set(self, id=checked_id(self.id))
         if not isinstance(self.within, (Anywhere, Box, Circle, Polygon)):
             raise NearcastError(f"within is {shortened(self.within)}; it must be Box, Circle, Polygon or Anywhere")
+        if self.expression is not None:
+            _set(self, expression=checked_words("expression", self.expression))
+        elif isinstance(self.within, Anywhere):
+            raise NearcastError("expression is missing; a boolean subscription needs words or a region")
 
 
 @dataclass(frozen=True, slots=True)

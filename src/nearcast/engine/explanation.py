@@ -137,7 +137,7 @@ class _PairChecks:
             if not missing and not present:
                 found = [f"it has {self.words(required)}"] if required else []
                 lacking = [f"it lacks {self.words(forbidden)}, as wanted"] if forbidden else []
-                return [Check(True, " and ".join(found + lacking))]
+                return [Check(True, " and ".join(found + lacking) or "any words will do")]
             faults = [f"it lacks {self.words(missing)}"] if missing else []
             faults += [f"it has {self.words(present)}, which is not wanted"] if present else []
             checks.append(Check(False, " and ".join(faults)))

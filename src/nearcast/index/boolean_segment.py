@@ -55,6 +55,9 @@ LOOKUP_COST = 40.0
 TILE_COST = 100.0
 WORD_COST = 1.0
 CANDIDATE_COST = 8.0
+# Runs that are split by space alone are cut into pieces of this many postings, neighbours on the Z curve: each has
+# slabs of its own, so places where many regions lie are cut finely.
+MAX_RUN = 1 << 13
 
 
 class BooleanSegment(NamedTuple):
@@ -196,9 +199,15 @@ class _Costs(NamedTuple):
     read_by_word: Float64Array
 
 
-def _costs(first: Int32Array, second: Int32Array, statistics: Statistics, hit_shares: Float64Array) -> _Costs:
+def _costs(
+    first: Int32Array,
+    second: Int32Array,
+    statistics: Statistics,
+    hit_shares: Float64Array,
+    most_without: int | None = None,
+) -> _Costs:
     """Return the costs of the ways in which each group of sorted postings can be laid out."""
-    groups, runs, group_of_run = groups_and_runs(first, second)
+    groups, runs, group_of_run = groups_and_runs(first, second, most_without)
     words = second[runs.starts]
     # Of a group that is split by word a message reads the runs whose word it has.
     share = np.where(words == first[runs.starts], 1.0, statistics.shares(words))
@@ -237,7 +246,7 @@ def _layout(
 
     The expected number of postings read assumes that words are independent of each other.
     """
-    costs = _costs(first, second, statistics, hit_shares)
+    costs = _costs(first, second, statistics, hit_shares, MAX_RUN)
     groups, runs = costs.groups, costs.runs
     is_split = np.minimum(costs.by_word, costs.by_space) < costs.as_leaf
     kinds = np.where(is_split, np.where(costs.by_space < costs.by_word, SPACE_NODE, KEYWORD_NODE), LEAF_NODE)

@@ -21,6 +21,7 @@ import numpy as np
 
 from nearcast.arrays import AnyArray, Float64Array, Int32Array, Int64Array, RecordArray
 from nearcast.kernels.postings import GROUP, KEYWORD_NODE, LEAF_NODE, RUN, SPACE_NODE, group_table
+from nearcast.kernels.scored import NO_WORD
 
 
 class Segment(Protocol):
@@ -77,10 +78,29 @@ def spans_of(keys: Int64Array) -> Spans:
     return Spans(starts, ends, ends - starts)
 
 
-def groups_and_runs(first: Int32Array, second: Int32Array) -> tuple[Spans, Spans, Int64Array]:
-    """Return the spans of sorted postings with one first word, those with one second word too, and their groups."""
+def groups_and_runs(
+    first: Int32Array, second: Int32Array, most_without: int | None = None
+) -> tuple[Spans, Spans, Int64Array]:
+    """Return the spans of sorted postings with one first word, those with one second word too, and their groups.
+
+    Runs without a second word have at most `most_without` postings; a longer one is several runs.
+    """
     groups, runs = spans_of(first.astype(np.int64)), spans_of((first.astype(np.int64) << 32) + second)
+    if most_without is not None:
+        runs = _cut(runs, np.where(second[runs.starts] == NO_WORD, most_without, first.size))
     return groups, runs, np.searchsorted(groups.starts, runs.starts, side="right") - 1
+
+
+def _cut(spans: Spans, most: Int64Array) -> Spans:
+    """Return spans in pieces that have at most so many postings each."""
+    n_pieces = -(-spans.sizes // most)
+    if (n_pieces == 1).all():
+        return spans
+    ends = np.cumsum(n_pieces)
+    piece = np.arange(ends[-1]) - np.repeat(ends - n_pieces, n_pieces)
+    starts = np.repeat(spans.starts, n_pieces) + piece * np.repeat(most, n_pieces)
+    pieces_end = np.minimum(starts + np.repeat(most, n_pieces), np.repeat(spans.ends, n_pieces))
+    return Spans(starts, pieces_end, pieces_end - starts)
 
 
 def grouped(
@@ -140,7 +160,8 @@ def described(segments: Sequence[Segment], n_slots: int) -> Iterator[str]:
             n_groups[kind] += int((groups["kind"] == kind).sum())
         sizes = runs["stop"] - runs["start"]
         is_group = np.zeros(runs.size, bool)
-        is_group[groups["start"][groups["kind"] == SPACE_NODE]] = True
+        for group in groups[groups["kind"] == SPACE_NODE]:
+            is_group[group["start"] : group["stop"]] = True
         n_pairs += int((~is_group).sum())
         n_tiles += int(((runs["tile"] >= 0) & ~is_group).sum())
         n_levels += int(sizes[~is_group].sum() + sizes[runs["tile"] >= 0].sum())

@@ -25,7 +25,10 @@ class Statistics(NamedTuple):
 
     def shares(self, words: IntArray) -> Float64Array:
         """Return the share of the messages that have each word, 1 for STAR and NO_WORD."""
-        return np.where(words < 0, 1.0, np.minimum(self.frequencies[words] / self.n_messages, 1.0))
+        shares = np.ones(words.size)
+        is_word = words >= 0
+        shares[is_word] = np.minimum(self.frequencies[words[is_word]] / self.n_messages, 1.0)
+        return shares
 
 
 def own_statistics(subscriptions: SubscriptionColumns, slots: Int64Array, n_tokens: int) -> Statistics:

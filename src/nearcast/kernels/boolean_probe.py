@@ -19,14 +19,14 @@ from nearcast.arrays import BoolArray, Int32Array, Int64Array, RecordArray, UInt
 from nearcast.jit import kernel, lowest_bit, prefetch
 from nearcast.kernels.postings import GRID, HAS_FORBIDDEN, IS_OPEN, slab_of, slabs_of, sums_of, words_of
 from nearcast.kernels.sorting import BLOCK_SIZE, is_block_full, keep_distinct, packed, sort_candidates
-from nearcast.kernels.spans import SPAN_SIZE, mark, spans_of_message
+from nearcast.kernels.spans import SPAN_SIZE, is_in_tile, mark, spans_of_message
 from nearcast.space.regions import might_be_in_region
 
 
 @kernel
 def bits_of_tile(tile: Any, n_words: int, x: float, y: float) -> tuple[int, int]:
     """Return the start of the bits of the two slabs that contain a point, -1 for both outside of the tile."""
-    if x < tile["west"] or x > tile["east"] or y < tile["south"] or y > tile["north"]:
+    if not is_in_tile(tile, x, y):
         return -1, -1
     n_slab_words = sums_of(n_words) + n_words
     n_slabs = slabs_of(n_words)
@@ -199,7 +199,7 @@ def probe_boolean(
         x = messages.x[row]
         y = messages.y[row]
         mark(has_word, tokens, True)
-        n_spans, spans = spans_of_message(groups, runs, tokens, has_word, spans)
+        n_spans, spans = spans_of_message(groups, runs, segment.tiles, tokens, x, y, has_word, spans)
         n_hits, hits = hits_in_spans(segment, spans[:n_spans], x, y, hits)
         n_read += n_hits
         across = slab_of(x, space_box[0], space_box[2], GRID)

@@ -17,7 +17,7 @@ import numpy as np
 
 from nearcast.arrays import BoolArray, Int32Array, Int64Array, IntLike, RecordArray
 from nearcast.jit import kernel
-from nearcast.kernels.postings import EMPTY, LEAF_NODE, STAR, table_place
+from nearcast.kernels.postings import EMPTY, LEAF_NODE, SPACE_NODE, STAR, table_place
 
 # Up to this many runs are scanned linearly.
 MAX_STEPS = 16
@@ -62,9 +62,20 @@ def run_of_word(runs: RecordArray, start: IntLike, stop: IntLike, word: IntLike)
 
 @kernel
 def spans_of_message(
-    groups: RecordArray, runs: RecordArray, tokens: Int32Array, has_word: BoolArray, spans: Int64Array
+    groups: RecordArray,
+    runs: RecordArray,
+    tiles: RecordArray | None,
+    tokens: Int32Array,
+    x: float,
+    y: float,
+    has_word: BoolArray,
+    spans: Int64Array,
 ) -> tuple[int, Int64Array]:
-    """Return the spans of the postings that a message has the words of: their number, and the buffer with them."""
+    """Return the spans of the postings that a message has the words of: their number, and the buffer with them.
+
+    With `tiles` the runs of a group that is split by space into several are left out if their tiles do not contain the
+    message. Those of other groups are not looked at: each would wait for memory.
+    """
     n_spans = 0
     for i in range(-1, tokens.size):
         group = groups[group_of(groups, STAR if i < 0 else tokens[i])]
@@ -74,6 +85,12 @@ def spans_of_message(
         stop = np.int64(group["stop"])
         if group["kind"] == LEAF_NODE:
             n_spans, spans = with_span(spans, n_spans, run, stop, -1, i)
+            continue
+        if tiles is not None and group["kind"] == SPACE_NODE and stop - run > 1:
+            for place in range(run, stop):
+                tile = runs[place]["tile"]
+                if tile < 0 or is_in_tile(tiles[tile], x, y):
+                    n_spans, spans = with_span(spans, n_spans, runs[place]["start"], runs[place]["stop"], tile, i)
             continue
         next_word = 0
         while run < stop:
@@ -91,6 +108,12 @@ def spans_of_message(
                     break
                 run = run_of_word(runs, run, stop, tokens[next_word])
     return n_spans, spans
+
+
+@kernel
+def is_in_tile(tile: Any, x: float, y: float) -> bool:
+    """Whether a point lies in the box around the postings of a tile."""
+    return (tile["west"] <= x) & (x <= tile["east"]) & (tile["south"] <= y) & (y <= tile["north"])
 
 
 @kernel

@@ -38,7 +38,7 @@ from nearcast.space.regions import shape_and_numbers
 from nearcast.tables.arrow_columns import check_column_names
 from nearcast.tables.plain_rows import PlainRows, plain_rows, used_columns
 from nearcast.tables.subscription_tables import subscriptions_of_table
-from nearcast.text.expression import MAX_LITERALS, Clause, all_of, parse
+from nearcast.text.expression import EVERYTHING, MAX_LITERALS, Clause, all_of, parse
 from nearcast.text.vocabulary import Vocabulary
 
 # Subscriptions compiled under the lock of a vocabulary, while messages wait: a tenth of a second or less.
@@ -68,7 +68,10 @@ def parsed(subscription: Subscription, vocabulary: Vocabulary, space: Space, *, 
     analyzer = vocabulary.analyzer
     if isinstance(subscription, Boolean):
         source = subscription.expression
-        expression = parse(source, analyzer) if isinstance(source, str) else all_of(source, analyzer)
+        if source is None:
+            expression = EVERYTHING
+        else:
+            expression = parse(source, analyzer) if isinstance(source, str) else all_of(source, analyzer)
         shape, numbers = shape_and_numbers(space, subscription.within)
         polygon = subscription.within.geometry if isinstance(subscription.within, Polygon) else None
         return Parsed(kind, expression.tokens, expression.clauses, numbers, shape, polygon)
@@ -137,7 +140,7 @@ def compiled_rows(plain: PlainRows, vocabulary: Vocabulary) -> tuple[Subscriptio
     has_texts = pa.types.is_large_string(plain.words.type)
     words = vocabulary.of_texts(plain.words) if has_texts else vocabulary.of_keywords(plain.words)
     sizes = np.diff(words.token_offsets)
-    is_good = sizes >= 1
+    is_good = sizes >= plain.has_words
     if kind == BOOLEAN:
         is_good &= sizes <= MAX_LITERALS
     kinds = np.full(n, kind, np.int8)

@@ -1,9 +1,9 @@
 """Reads most rows of a table of subscriptions all at once: the fast path for millions of rows.
 
 A row is plain if its values can be checked as whole columns: its kind and id are there, its words are keywords or a
-text (for a boolean subscription, words without operators), its numbers are finite and in range, and its region is a
-valid box, circle or polygon, or none. All other rows are read one by one, and those that are bad get their reasons
-there.
+text (for a boolean subscription, words without operators, or none with a region), its numbers are finite and in range,
+and its region is a valid box, circle or polygon, or none. All other rows are read one by one, and those that are bad
+get their reasons there.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class PlainRows(NamedTuple):
     kind: int
     rows: Int64Array  # their numbers in the table
     words: pa.Array  # lists of keywords, or texts
+    has_words: bool  # whether each must have a word, else none has
     numbers: Float64Array  # (n, 4), as in SubscriptionColumns
     shapes: Int8Array
     ks: Int64Array
@@ -70,6 +71,7 @@ class PlainRows(NamedTuple):
             self.kind,
             self.rows[some],
             self.words[some],
+            self.has_words,
             self.numbers[some],
             self.shapes[some],
             self.ks[some],
@@ -79,7 +81,7 @@ class PlainRows(NamedTuple):
 
 
 def plain_rows(table: pa.Table, space: Space, *, has_window: bool) -> list[PlainRows]:
-    """Return the plain rows of a table, by kind and by whether they have keywords or a text."""
+    """Return the plain rows of a table, by kind and by whether they have keywords, a text, or no words."""
     columns = _Columns(table)
     if not {"id", "kind"} <= columns.names or not columns.is_utf8():
         return []
@@ -89,10 +91,17 @@ def plain_rows(table: pa.Table, space: Space, *, has_window: bool) -> list[Plain
         if kind == TOPK and not has_window:
             continue
         is_kind = has_id & columns.equals("kind", name)
-        for words, has_words in columns.words(is_boolean=kind == BOOLEAN) if is_kind.any() else ():
-            rows = np.flatnonzero(is_kind & has_words)
+        if not is_kind.any():
+            continue
+        for words, is_plain in columns.words(is_boolean=kind == BOOLEAN):
+            rows = np.flatnonzero(is_kind & is_plain)
             if rows.size:
                 found.append(_plain(columns.taken(rows), kind, rows, words.take(pa.array(rows)), space))
+        if kind == BOOLEAN:
+            rows = np.flatnonzero(is_kind & ~columns.is_there(*WORDS))
+            if rows.size:
+                nothing = pa.nulls(rows.size, pa.list_(pa.string()))
+                found.append(_plain(columns.taken(rows), kind, rows, nothing, space, has_words=False))
     return [plain for plain in found if plain.rows.size]
 
 
@@ -190,13 +199,16 @@ class _Columns:
         return shapely.force_2d(shapes)
 
 
-def _plain(columns: _Columns, kind: int, rows: Int64Array, words: pa.Array, space: Space) -> PlainRows:
+def _plain(
+    columns: _Columns, kind: int, rows: Int64Array, words: pa.Array, space: Space, *, has_words: bool = True
+) -> PlainRows:
     """Return those rows of a kind that are plain; their kinds, ids and words are."""
     n = rows.size
     shapes, ks, similarities = np.zeros(n, np.int8), np.zeros(n, np.int64), np.zeros(n, np.int8)
     polygons: dict[int, shapely.Geometry] = {}
     if kind == BOOLEAN:
         numbers, shapes, is_good, geometries = _regions(columns, n, space)
+        is_good &= has_words | (shapes != ANYWHERE)
     else:
         numbers = np.zeros((n, 4))
         for axis, names in enumerate(POINT):
@@ -220,11 +232,12 @@ def _plain(columns: _Columns, kind: int, rows: Int64Array, words: pa.Array, spac
         places = np.flatnonzero(shapes[is_good] == POLYGON)
         polygons = dict(zip(places.tolist(), good_shapes[places], strict=True))
     if is_good.all():
-        return PlainRows(kind, rows, words, numbers, shapes, ks, similarities, polygons)
+        return PlainRows(kind, rows, words, has_words, numbers, shapes, ks, similarities, polygons)
     return PlainRows(
         kind,
         rows[is_good],
         words.filter(pa.array(is_good)),
+        has_words,
         numbers[is_good],
         shapes[is_good],
         ks[is_good],

@@ -57,9 +57,10 @@ SUBSCRIPTION_COLUMNS = {
 def subscriptions_of_table(table: pa.Table) -> Iterator[Subscription | Rejection]:
     """Yield each row of a table as a subscription, or the reason why it is rejected."""
     check_columns("subscriptions", table, {"id": "id", "kind": "kind"})
-    if not {"expression", "text", "keywords"} & set(table.schema.names):
+    if not {"expression", "text", "keywords", *REGION_COLUMNS} & set(table.schema.names):
         raise NearcastError(
-            f"subscriptions have the columns {', '.join(table.schema.names)}; they need 'expression' or 'keywords'"
+            f"subscriptions have the columns {', '.join(table.schema.names)}; they need 'expression' or 'keywords', "
+            "or regions"
         )
     table = table.select([name for name in table.schema.names if name in SUBSCRIPTION_COLUMNS])
     ids = id_column(table)
@@ -87,6 +88,8 @@ def _rows(table: pa.Table) -> Iterator[Row | NearcastError]:
 
 
 CORNERS = ("min_x", "min_y", "max_x", "max_y")
+# A boolean subscription that has any of these may do without words.
+REGION_COLUMNS = ("region", "radius", *CORNERS)
 # The kinds that have a point.
 POINT_KINDS: dict[str, type[Similar | TopK | Nearest]] = {"similar": Similar, "topk": TopK, "nearest": Nearest}
 
@@ -96,12 +99,12 @@ def subscription_of_row(row: Row) -> Subscription:
     kind = checked_choice("kind", _needed(row, "kind"), KINDS)
     subscription_id = checked_id(_needed(row, "id"))
     present = [name for name in ("expression", "text", "keywords") if name in row]
-    if not present:
+    if not present and (kind != "boolean" or not any(name in row for name in REGION_COLUMNS)):
         raise NearcastError("expression is missing; it must be words, or keywords must be given")
     if len(present) > 1:
         raise NearcastError(f"{present[0]} and {present[1]} are both given; one of them must be null")
-    words = row[present[0]]
-    if present[0] == "keywords":
+    words: Any = row[present[0]] if present else None
+    if words is not None and present[0] == "keywords":
         words = [word for word in words if word is not None]
     if kind == "boolean":
         return Boolean(subscription_id, words, within=_region_of_row(row))

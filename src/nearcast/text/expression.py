@@ -62,6 +62,10 @@ class Expression(NamedTuple):
     tokens: tuple[str, ...]
 
 
+# What every message satisfies.
+EVERYTHING = Expression([Clause((), ())], ())
+
+
 def parse(expression: str, analyzer: Analyzer) -> Expression:
     """Return the disjunctive normal form of an expression.
 

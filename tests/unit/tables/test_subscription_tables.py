@@ -177,6 +177,7 @@ BAD_SUBSCRIPTIONS = [
     ({"kind": "nearest", "x": 1.0, "y": 1.0, "expression": "!!"}, "text is '!!'; it must hold at least one word"),
     ({"kind": "topk", "x": 1.0, "y": 1.0}, "kind is topk, which needs a window"),
     ({"x": 1.0, "y": 1.0}, "radius is missing"),
+    ({"kind": "nearest", "x": 1.0, "y": 1.0, "expression": None, "radius": 2.0}, "expression is missing"),
     ({"min_x": 1.0}, "min_y is missing"),
     ({"x": 1.0, "y": 1.0, "radius": 1.0, "min_x": 1.0}, "radius and min_x are both given"),
     ({"region": b"junk"}, "geometry is b'junk'; it must be a polygon"),
