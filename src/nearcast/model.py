@@ -9,7 +9,7 @@ import json
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
@@ -370,6 +370,8 @@ def shortened(value: object) -> str:
 
 
 Region = Anywhere | Box | Circle | Polygon
+# The region of a subscription that was given none.
+UNGIVEN = Anywhere()
 
 
 # --- messages and subscriptions
@@ -413,7 +415,7 @@ class Boolean:
     kind: ClassVar[Kind] = "boolean"
     id: Id
     expression: Words | None = None
-    within: Region = field(default_factory=Anywhere)
+    within: Region = UNGIVEN
 
     def __post_init__(self) -> None:
         _set(self, id=checked_id(self.id))
@@ -421,7 +423,7 @@ class Boolean:
             raise NearcastError(f"within is {shortened(self.within)}; it must be Box, Circle, Polygon or Anywhere")
         if self.expression is not None:
             _set(self, expression=checked_words("expression", self.expression))
-        elif isinstance(self.within, Anywhere):
+        elif self.within is UNGIVEN:
             raise NearcastError("expression is missing; a boolean subscription needs words or a region")
 
 
