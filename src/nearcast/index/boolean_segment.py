@@ -55,8 +55,8 @@ LOOKUP_COST = 40.0
 TILE_COST = 100.0
 WORD_COST = 1.0
 CANDIDATE_COST = 8.0
-# Runs that are split by space alone are cut into pieces of this many postings, neighbours on the Z curve: each has
-# slabs of its own, so places where many regions lie are cut finely.
+# The postings of regions without words are cut into pieces of this many, neighbours on the Z curve: each has slabs of
+# its own, so places where many regions lie are cut finely.
 MAX_RUN = 1 << 13
 
 

@@ -20,8 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from nearcast.arrays import AnyArray, Float64Array, Int32Array, Int64Array, RecordArray
-from nearcast.kernels.postings import GROUP, KEYWORD_NODE, LEAF_NODE, RUN, SPACE_NODE, group_table
-from nearcast.kernels.scored import NO_WORD
+from nearcast.kernels.postings import GROUP, KEYWORD_NODE, LEAF_NODE, RUN, SPACE_NODE, STAR, group_table
 
 
 class Segment(Protocol):
@@ -83,11 +82,11 @@ def groups_and_runs(
 ) -> tuple[Spans, Spans, Int64Array]:
     """Return the spans of sorted postings with one first word, those with one second word too, and their groups.
 
-    Runs without a second word have at most `most_without` postings; a longer one is several runs.
+    Runs of postings without any word have at most `most_without` postings; a longer one is several runs.
     """
     groups, runs = spans_of(first.astype(np.int64)), spans_of((first.astype(np.int64) << 32) + second)
     if most_without is not None:
-        runs = _cut(runs, np.where(second[runs.starts] == NO_WORD, most_without, first.size))
+        runs = _cut(runs, np.where(first[runs.starts] == STAR, most_without, first.size))
     return groups, runs, np.searchsorted(groups.starts, runs.starts, side="right") - 1
 
 

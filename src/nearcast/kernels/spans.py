@@ -17,7 +17,7 @@ import numpy as np
 
 from nearcast.arrays import BoolArray, Int32Array, Int64Array, IntLike, RecordArray
 from nearcast.jit import kernel
-from nearcast.kernels.postings import EMPTY, LEAF_NODE, SPACE_NODE, STAR, table_place
+from nearcast.kernels.postings import EMPTY, LEAF_NODE, STAR, table_place
 
 # Up to this many runs are scanned linearly.
 MAX_STEPS = 16
@@ -73,8 +73,8 @@ def spans_of_message(
 ) -> tuple[int, Int64Array]:
     """Return the spans of the postings that a message has the words of: their number, and the buffer with them.
 
-    With `tiles` the runs of a group that is split by space into several are left out if their tiles do not contain the
-    message. Those of other groups are not looked at: each would wait for memory.
+    With `tiles` those of postings without words are left out if their tiles do not contain the message; these follow
+    each other in memory. Other tiles are not looked at: each would wait for memory.
     """
     n_spans = 0
     for i in range(-1, tokens.size):
@@ -86,7 +86,7 @@ def spans_of_message(
         if group["kind"] == LEAF_NODE:
             n_spans, spans = with_span(spans, n_spans, run, stop, -1, i)
             continue
-        if tiles is not None and group["kind"] == SPACE_NODE and stop - run > 1:
+        if i < 0 and tiles is not None:
             for place in range(run, stop):
                 tile = runs[place]["tile"]
                 if tile < 0 or is_in_tile(tiles[tile], x, y):
@@ -113,7 +113,7 @@ def spans_of_message(
 @kernel
 def is_in_tile(tile: Any, x: float, y: float) -> bool:
     """Whether a point lies in the box around the postings of a tile."""
-    return (tile["west"] <= x) & (x <= tile["east"]) & (tile["south"] <= y) & (y <= tile["north"])
+    return not (x < tile["west"] or x > tile["east"] or y < tile["south"] or y > tile["north"])
 
 
 @kernel
