@@ -19,7 +19,7 @@ from nearcast.arrays import BoolArray, Int32Array, Int64Array, RecordArray, UInt
 from nearcast.jit import kernel, lowest_bit, prefetch
 from nearcast.kernels.postings import GRID, HAS_FORBIDDEN, IS_OPEN, slab_of, slabs_of, sums_of, words_of
 from nearcast.kernels.sorting import BLOCK_SIZE, is_block_full, keep_distinct, packed, sort_candidates
-from nearcast.kernels.spans import SPAN_SIZE, is_in_tile, mark, spans_of_message
+from nearcast.kernels.spans import SPAN_SIZE, is_in_tile, mark, spans_of_message, spans_of_star
 from nearcast.space.regions import might_be_in_region
 
 
@@ -184,6 +184,7 @@ def probe_boolean(
     # Local names: reading a field of a named tuple costs a reference count each time.
     segment, s = segment_handle.value, subscriptions_handle.value
     groups, runs, postings, details = segment.groups, segment.runs, segment.postings, segment.details
+    tiles = segment.tiles
     other_words, space_box = segment.other_words, segment.space_box
     shapes, numbers, clause_offsets = s.shapes, s.numbers, s.clause_offsets
     forbidden_offsets, forbidden_ids = s.forbidden_offsets, s.forbidden_ids
@@ -199,7 +200,8 @@ def probe_boolean(
         x = messages.x[row]
         y = messages.y[row]
         mark(has_word, tokens, True)
-        n_spans, spans = spans_of_message(groups, runs, segment.tiles, tokens, x, y, has_word, spans)
+        n_spans, spans = spans_of_star(groups, runs, tiles, x, y, spans)
+        n_spans, spans = spans_of_message(groups, runs, tokens, has_word, n_spans, spans, 0)
         n_hits, hits = hits_in_spans(segment, spans[:n_spans], x, y, hits)
         n_read += n_hits
         across = slab_of(x, space_box[0], space_box[2], GRID)

@@ -143,7 +143,7 @@ def probe_scored(
         x = messages.x[row]
         y = messages.y[row]
         set_words(words, messages, row)
-        n_spans, spans = spans_of_message(groups, runs, None, tokens, 0.0, 0.0, has_word, spans)
+        n_spans, spans = spans_of_message(groups, runs, tokens, has_word, 0, spans, -1)
         point = coordinates(is_geographic, x, y, space_box)
         n_hits, hits, n_compared = balls_in_spans(segment, spans[:n_spans], tokens, units, point, far, hits)
         n_read += n_compared

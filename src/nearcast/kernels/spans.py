@@ -64,20 +64,17 @@ def run_of_word(runs: RecordArray, start: IntLike, stop: IntLike, word: IntLike)
 def spans_of_message(
     groups: RecordArray,
     runs: RecordArray,
-    tiles: RecordArray | None,
     tokens: Int32Array,
-    x: float,
-    y: float,
     has_word: BoolArray,
+    n_spans: int,
     spans: Int64Array,
+    first: int,
 ) -> tuple[int, Int64Array]:
-    """Return the spans of the postings that a message has the words of: their number, and the buffer with them.
+    """Append the spans of the postings that a message has the words of; return their number, and the buffer with them.
 
-    With `tiles` those of postings without words are left out if their tiles do not contain the message; these follow
-    each other in memory. Other tiles are not looked at: each would wait for memory.
+    With `first` 0 those of STAR are left out, with -1 they come first.
     """
-    n_spans = 0
-    for i in range(-1, tokens.size):
+    for i in range(first, tokens.size):
         group = groups[group_of(groups, STAR if i < 0 else tokens[i])]
         if group["kind"] == EMPTY:
             continue
@@ -85,12 +82,6 @@ def spans_of_message(
         stop = np.int64(group["stop"])
         if group["kind"] == LEAF_NODE:
             n_spans, spans = with_span(spans, n_spans, run, stop, -1, i)
-            continue
-        if i < 0 and tiles is not None:
-            for place in range(run, stop):
-                tile = runs[place]["tile"]
-                if tile < 0 or is_in_tile(tiles[tile], x, y):
-                    n_spans, spans = with_span(spans, n_spans, runs[place]["start"], runs[place]["stop"], tile, i)
             continue
         next_word = 0
         while run < stop:
@@ -107,6 +98,24 @@ def spans_of_message(
                 if next_word == tokens.size:
                     break
                 run = run_of_word(runs, run, stop, tokens[next_word])
+    return n_spans, spans
+
+
+@kernel
+def spans_of_star(
+    groups: RecordArray, runs: RecordArray, tiles: RecordArray, x: float, y: float, spans: Int64Array
+) -> tuple[int, Int64Array]:
+    """Return the spans of postings without words whose tiles contain a point: their number, and the buffer."""
+    n_spans = 0
+    group = groups[group_of(groups, STAR)]
+    if group["kind"] == EMPTY:
+        return n_spans, spans
+    if group["kind"] == LEAF_NODE:
+        return with_span(spans, n_spans, group["start"], group["stop"], -1, -1)
+    for place in range(np.int64(group["start"]), np.int64(group["stop"])):
+        tile = runs[place]["tile"]
+        if tile < 0 or is_in_tile(tiles[tile], x, y):
+            n_spans, spans = with_span(spans, n_spans, runs[place]["start"], runs[place]["stop"], tile, -1)
     return n_spans, spans
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nearcast.columns import BLEND_WEIGHT, THRESHOLD, X, Y
-from nearcast.jit import kernel
+from nearcast.jit import kernel, prefetch
 from nearcast.model import KINDS
 from nearcast.scoring.spatial import blend, spatial_similarity
 from nearcast.scoring.textual import cosine_of_unit_vectors, n_shared, textual_similarity
@@ -23,6 +23,8 @@ from nearcast.space.distance import distance
 from nearcast.space.regions import CIRCLE, might_be_in_region
 
 BOOLEAN, SIMILAR, TOPK, NEAREST = range(len(KINDS))
+# How many pairs before its own a subscription is asked for.
+N_AHEAD = 8
 
 
 @kernel
@@ -60,9 +62,14 @@ def verdict(s: Any, m: Any, slot: int, row: int, is_geographic: bool, max_dist: 
     m_ids = m.token_ids[m_tokens]
     if kind == BOOLEAN:
         shape = s.shapes[slot]
-        if not might_be_in_region(is_geographic, shape, numbers, x, y) or not is_any_clause_true(s, slot, m_ids):
-            return False, np.nan, np.nan
-        return True, np.nan, distance(is_geographic, numbers[0], numbers[1], x, y) if shape == CIRCLE else np.nan
+        away = np.nan
+        if shape == CIRCLE:
+            away = distance(is_geographic, numbers[0], numbers[1], x, y)
+            is_inside = away <= numbers[2]
+        else:
+            is_inside = might_be_in_region(is_geographic, shape, numbers, x, y)
+        is_match = is_inside and is_any_clause_true(s, slot, m_ids)
+        return is_match, np.nan, away if is_match else np.nan
     s_tokens = slice(s.token_offsets[slot], s.token_offsets[slot + 1])
     s_ids = s.token_ids[s_tokens]
     s_weights = s.token_weights[s_tokens]
@@ -95,7 +102,19 @@ def verdicts(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geogra
     is_match = np.zeros(slots.size, np.bool_)
     scores = np.empty(slots.size, np.float64)
     distances = np.empty(slots.size, np.float64)
+    numbers = subscriptions.numbers.reshape(-1)
     for pair in range(slots.size):
+        # Most of the time would be waiting for memory.
+        if pair + N_AHEAD < slots.size:
+            ahead = slots[pair + N_AHEAD]
+            prefetch(subscriptions.kinds, ahead)
+            prefetch(subscriptions.shapes, ahead)
+            prefetch(subscriptions.clause_offsets, ahead)
+            prefetch(numbers, 4 * ahead)
+        if pair + N_AHEAD // 2 < slots.size:
+            clause = subscriptions.clause_offsets[slots[pair + N_AHEAD // 2]]
+            prefetch(subscriptions.required_offsets, clause)
+            prefetch(subscriptions.forbidden_offsets, clause)
         is_match[pair], scores[pair], distances[pair] = verdict(
             subscriptions, messages, slots[pair], rows[pair], is_geographic, max_dist
         )
