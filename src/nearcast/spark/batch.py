@@ -18,13 +18,13 @@ from nearcast.errors import ON_ERROR, NearcastError, OnError, RejectedRowsError,
 from nearcast.model import Delivery, Space, Window, checked_choice
 from nearcast.partition.registry import PartitionerName
 from nearcast.partition.statistics import SAMPLE_SIZE
+from nearcast.spark import worker
 from nearcast.spark.build import Planned, check_place, plan, write_rejected
 from nearcast.spark.folder import Folder
 from nearcast.spark.plan import FIRST
 from nearcast.spark.replicas import KINDS_WITH_RESULTS, Replicas
 from nearcast.spark.router import Router
 from nearcast.spark.schemas import as_batches, delivery_schema, id_type
-from nearcast.spark.worker import freeze_once
 from nearcast.storage.object_store import Place
 from nearcast.storage.tree import Tree
 from nearcast.text.analyzer import Analyzer
@@ -161,7 +161,7 @@ def _matched(
 ) -> Iterator[pa.RecordBatch]:
     """Match messages in their own task, with the shards that must receive them."""
     shards = _opened(folder.tree, numbers)
-    freeze_once()
+    worker.freeze_once()
     rejections: list[Rejection] = []
     for piece in rows:
         deliveries, bad = shards.published(pa.Table.from_batches([piece]), task.on_error)
@@ -290,6 +290,9 @@ def _opened(tree: Tree, numbers: tuple[int, ...]) -> _Shards:
 
 
 def _opened_shard(folder: Folder, number: int) -> tuple[Broker, Replicas]:
+    built = worker.cache.pop((folder.run(), f"{worker.PART}{number}"), None)
+    if isinstance(built, Broker) and folder.is_whole(number, FIRST):
+        return built, Replicas(folder.plan().shards)
     broker, replicas, batch = folder.open_shard(number, FIRST, check="sizes")
     if batch != FIRST:
         raise StorageError(f"shard {number} in {folder.tree.place} is missing or damaged; plan the subscriptions again")

@@ -22,8 +22,8 @@ from nearcast.model import Geographic, Space, Window, checked_choice, checked_co
 from nearcast.partition.registry import PARTITIONERS, PartitionerName, checked_options
 from nearcast.partition.statistics import SAMPLE_SIZE
 from nearcast.spark.folder import ROUTER, Folder
+from nearcast.spark.index_parts import build_parts
 from nearcast.spark.inputs import rejected_table
-from nearcast.spark.parts import build_parts
 from nearcast.spark.plan import BY_HASH, FIRST, Plan
 from nearcast.spark.replicas import KINDS_WITH_RESULTS, Replicas
 from nearcast.spark.router import Router

@@ -427,6 +427,14 @@ class Folder:
         """Whether a shard has a snapshot after a batch."""
         return self.tree.has_state(self._snapshot(shard_name(shard), batch))
 
+    def is_whole(self, shard: int, batch: int) -> bool:
+        """Whether the snapshot of a shard has files of the sizes that were written."""
+        try:
+            self.tree.read_state(self._snapshot(shard_name(shard), batch), partial(read_state, check="sizes"))
+        except StorageError:
+            return False
+        return True
+
     def open_shard(self, shard: int, batch: int, *, check: Check = "everything") -> tuple[Broker, State | None, int]:
         """Return the latest intact snapshot of a shard up to a batch: its broker, its replicas if any, and its batch.
 

@@ -11,6 +11,8 @@ from typing import Any
 # fails in a batch is not cached.
 cache: dict[tuple[str, str], Any] = {}  # Any: a Node, an Intake, or a Router and its batch
 NODE, INTAKE, ROUTER = "node", "intake", "router"
+# ... or a part of the index of a plan that it has built, with its number.
+PART = "part "
 _is_frozen = False
 
 

@@ -18,6 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from nearcast.errors import Rejection
+from nearcast.spark import worker
 from nearcast.spark.folder import Folder
 from nearcast.spark.jobs import REPORTS, reported
 from nearcast.spark.parquet_rows import RowGroup, divided, row_groups_of, rows_of_groups
@@ -157,9 +158,14 @@ def _build_groups(
 
 def _built(folder: Folder, number: int, table: pa.Table) -> PartReport:
     """Build and save a part."""
+    worker.freeze_once()
     broker = folder.new_broker()
     _, bad = broker.subscribe(table, on_error="skip")
     folder.save_shard(number, FIRST, broker)
+    # This process may match with it next; of the parts of plans it caches one.
+    for key in [key for key in worker.cache if key[1].startswith(worker.PART)]:
+        del worker.cache[key]
+    worker.cache[folder.run(), f"{worker.PART}{number}"] = broker
     ids = pa.table({"id": id_array(broker.ids())})
     folder.write_part(IDS, FIRST, number, State({}, {"ids": ids}, {}))
     return PartReport(number, len(broker), 0, 0, tuple(_rejection(row) for row in bad.to_pylist()))
