@@ -31,8 +31,9 @@ IdArray: TypeAlias = AnyArray
 # A number in a kernel: items of arrays are NumPy scalars.
 IntLike: TypeAlias = int | np.integer[Any]
 
-# Sort keys are packed into numbers that are not below zero.
+# So few values are sorted by insertion.
 MAX_INSERTION_SORT = 64
+# Sort keys are packed into numbers that are not below zero.
 MAX_BITS = 63
 # A radix sort appends to 2^11 lists in turn; the cache must hold the ends of all.
 RADIX_BITS = 11

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,12 @@ VocabularyFile = Annotated[
     Path | None,
     typer.Option("--vocabulary", help="Word weights, as written by `nearcast fit`; by default all are equal."),
 ]
+
+
+def check_pyspark() -> None:
+    """Raise if PySpark is not installed."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise NearcastError("PySpark is not installed; pip install 'nearcast[spark]'")
 
 
 def broker_of(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from nearcast.cli.options import check_pyspark
 from nearcast.cli.show import errors, output
 from nearcast.errors import NearcastError
 from nearcast.model import checked_choice
@@ -39,8 +39,7 @@ def rescale(
     Nothing is lost or delivered twice; a command that is interrupted leaves the pipeline as it was. A pipeline that is
     started with other settings does the same by itself.
     """
-    if importlib.util.find_spec("pyspark") is None:
-        raise NearcastError("PySpark is not installed; pip install 'nearcast[spark]'")
+    check_pyspark()
     from nearcast.spark import session
     from nearcast.spark.folder import Folder
     from nearcast.spark.jobs import SparkJobs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 import threading
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nearcast.cli.options import check_pyspark
 from nearcast.cli.show import as_bytes, as_duration, as_microseconds, errors, output, processor_seconds
 from nearcast.errors import NearcastError
 
@@ -35,8 +35,7 @@ def run(
     check: Annotated[bool, typer.Option("--check", help="Only check the file, and print what it configures.")] = False,
 ) -> None:
     """Run a pipeline on Spark: messages and changes of subscriptions in, deliveries out, each batch once."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise NearcastError("PySpark is not installed; pip install 'nearcast[spark]'")
+    check_pyspark()
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 

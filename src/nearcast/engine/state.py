@@ -10,7 +10,7 @@ from nearcast.engine.settings import Settings, checked_settings
 from nearcast.feeds.buffer_policy import BufferPolicyName
 from nearcast.index.indexes import IndexName
 from nearcast.model import as_settings, of_settings
-from nearcast.storage.manifest import State, part_of
+from nearcast.storage.manifest import State, part_of, prefixed
 from nearcast.text.vocabulary import Vocabulary
 
 ID_TYPES = {"string": pa.string(), "int64": pa.int64(), "None": None}
@@ -28,10 +28,10 @@ def state_of(parts: Parts) -> State:
         tables["vocabulary"] = parts.store.vocabulary.to_table()
     if parts.window is not None and not parts.are_messages_shared:
         message_arrays, tables["messages"] = parts.window.state()
-        arrays |= {f"message_{name}": array for name, array in message_arrays.items()}
+        arrays |= prefixed("message_", message_arrays)
     if parts.active is not None:
         active_arrays, tables["active"] = parts.active.state()
-        arrays |= {f"active_{name}": array for name, array in active_arrays.items()}
+        arrays |= prefixed("active_", active_arrays)
     if parts.fences is not None:
         tables["delayed"] = parts.fences.state()
     description = {

@@ -91,7 +91,7 @@ def groups_and_runs(
 
 
 def _cut(spans: Spans, most: Int64Array) -> Spans:
-    """Return spans in pieces that have at most so many postings each."""
+    """Return spans cut into pieces of at most `most` postings, given for each span."""
     n_pieces = -(-spans.sizes // most)
     if (n_pieces == 1).all():
         return spans

@@ -26,7 +26,7 @@ from nearcast.errors import UnknownSubscriptionError
 from nearcast.index.candidates import Index, Pairs
 from nearcast.index.indexes import INDEXES, IndexName
 from nearcast.model import Id, Space
-from nearcast.storage.manifest import part_of
+from nearcast.storage.manifest import part_of, prefixed
 from nearcast.tables.arrow_columns import id_array, nulls
 from nearcast.tables.compile import compiled
 from nearcast.text.vocabulary import Vocabulary
@@ -191,7 +191,7 @@ class SubscriptionStore:
         for slot, polygon in self.polygons.items():
             polygons[slot] = shapely.to_wkb(polygon)
         table = pa.table({"id": id_array(self.ids), "polygon": pa.array(polygons, pa.binary())})
-        arrays = {f"subscription_{name}": array for name, array in self.columns._asdict().items()}
+        arrays = prefixed("subscription_", self.columns._asdict())
         return arrays | self._contents.index.state(), table
 
     def restore(self, arrays: Mapping[str, AnyArray], table: pa.Table, n_registered: int) -> None:

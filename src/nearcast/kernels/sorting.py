@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from nearcast.arrays import BoolArray, Float64Array, Int64Array, IntLike
+from nearcast.arrays import MAX_INSERTION_SORT, BoolArray, Float64Array, Int64Array, IntLike
 from nearcast.jit import kernel
 
 # Candidates are sorted in blocks of about this many, which fit into the cache, and of at most this many rows.
 BLOCK_SIZE = 1 << 13
 DIGIT_BITS = 12
 MAX_BLOCK_ROWS = 1 << DIGIT_BITS
-MAX_INSERTION_SORT = 64
 # Up to 2^20 candidates with numbers are sorted by keys of a row, a slot and a place: 12, 31 and 20 bits.
 PLACE_BITS = 20
 

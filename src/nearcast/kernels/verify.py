@@ -23,7 +23,7 @@ from nearcast.space.distance import distance
 from nearcast.space.regions import CIRCLE, might_be_in_region
 
 BOOLEAN, SIMILAR, TOPK, NEAREST = range(len(KINDS))
-# How many pairs before its own a subscription is asked for.
+# Prefetch distance, in pairs.
 N_AHEAD = 8
 
 
@@ -104,7 +104,7 @@ def verdicts(subscriptions: Any, messages: Any, slots: Any, rows: Any, is_geogra
     distances = np.empty(slots.size, np.float64)
     numbers = subscriptions.numbers.reshape(-1)
     for pair in range(slots.size):
-        # Most of the time would be waiting for memory.
+        # Without this most of the time is memory latency.
         if pair + N_AHEAD < slots.size:
             ahead = slots[pair + N_AHEAD]
             prefetch(subscriptions.kinds, ahead)

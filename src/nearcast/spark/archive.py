@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -76,27 +76,12 @@ class Archive:
         for number in [number for number in numbers if _merged_with(done, number) is not None]:
             self._drop(number)
             numbers.remove(number)
-        for group in self._groups(numbers):
+        commits = {number: self._commit(number) for number in numbers}
+        sizes = {number: 0 if commit is None else commit.rows for number, commit in commits.items()}
+        for group in successive(sizes, MERGED_BATCHES, MERGED_ROWS, MIN_MERGED):
             self._write(group)
         self._n_commits = len(numbers)
         self._commits = {number: commit for number, commit in self._commits.items() if number in numbers}
-
-    def _groups(self, numbers: list[int]) -> Iterator[list[int]]:
-        """Yield successive batches to merge; those with many deliveries are left alone."""
-        group: list[int] = []
-        n_rows = 0
-        for number in numbers:
-            commit = self._commit(number)
-            rows = 0 if commit is None else commit.rows
-            is_next = not group or number == group[-1] + 1
-            if not is_next or n_rows + rows > MERGED_ROWS or len(group) == MERGED_BATCHES:
-                if len(group) >= MIN_MERGED:
-                    yield group
-                group, n_rows = [], 0
-            group.append(number)
-            n_rows += rows
-        if len(group) >= MERGED_BATCHES:
-            yield group
 
     def _write(self, group: list[int]) -> None:
         folder = self._folder
@@ -131,6 +116,25 @@ class Archive:
             with self._folder.tree.fetched(merged.key) as path:
                 self._times[merged] = json.loads(pq.read_schema(path).metadata[TIME])
         return self._times[merged]
+
+
+def successive(sizes: Mapping[int, int], most_batches: int, most_rows: int, least_batches: int) -> Iterator[list[int]]:
+    """Yield successive batches to merge, given the rows of each in order; those with many rows are left alone.
+
+    The last batches are left until there are `most_batches` of them.
+    """
+    group: list[int] = []
+    n_rows = 0
+    for number, rows in sizes.items():
+        is_next = not group or number == group[-1] + 1
+        if not is_next or n_rows + rows > most_rows or len(group) == most_batches:
+            if len(group) >= least_batches:
+                yield group
+            group, n_rows = [], 0
+        group.append(number)
+        n_rows += rows
+    if len(group) == most_batches:
+        yield group
 
 
 def merged_files(folder: Folder) -> list[Merged]:

@@ -45,17 +45,22 @@ class Changes(NamedTuple):
         return Changes(self.table.take(pa.array(rows)), *(part[rows] for part in self[1:]))
 
 
-def read_changes(folder: Folder, batch: int, record: BatchInput, first: int = 0, last: int | None = None) -> Changes:
-    """Return the changes of a batch; if a hash assigns them, maybe only those from one row to before another."""
-    last = len(record.changes) if last is None else last
-    orders = np.arange(record.first_order + first, record.first_order + last)
+def change_rows(folder: Folder, batch: int, record: BatchInput, first: int, last: int) -> pa.Table:
+    """Return the rows of the changes of a batch from one to before another, with the hashes of their ids."""
     slices = record.changes.between(first, last)
     pieces = {
         piece: folder.read_part(CHANGES, batch, record.changes.pieces[piece]).tables["rows"]
         for piece in dict.fromkeys(piece for piece, _, _ in slices)
     }
     parts = [pieces[piece].slice(start, stop - start) for piece, start, stop in slices]
-    table = pa.concat_tables(parts, promote_options="default") if parts else pa.table({"id": [], "op": [], HASH: []})
+    return pa.concat_tables(parts, promote_options="default") if parts else pa.table({"id": [], "op": [], HASH: []})
+
+
+def read_changes(folder: Folder, batch: int, record: BatchInput, first: int = 0, last: int | None = None) -> Changes:
+    """Return the changes of a batch; if a hash assigns them, maybe only those from one row to before another."""
+    last = len(record.changes) if last is None else last
+    orders = np.arange(record.first_order + first, record.first_order + last)
+    table = change_rows(folder, batch, record, first, last)
     hashes = np.asarray(table[HASH].to_numpy(), np.int64)
     table = table.drop_columns(HASH)
     plan = folder.plan()

@@ -120,11 +120,10 @@ class Folder:
             if sample is not None:
                 self.write_sample(sample)
             settings = {"format": FORMAT, "run": uuid.uuid4().hex, **settings}
+        self._settings = settings
         if written is None or json.loads(written) != settings:
             # Written last: this file exists only if the others are complete.
-            with self.tree.replaced(PIPELINE) as unfinished:
-                unfinished.write_text(json.dumps(settings, indent=1))
-        self._settings = settings
+            self.commit_settings()
 
     def check_settings(self, plan: Plan, vocabulary: Vocabulary, free: Sequence[str]) -> None:
         """Raise if the existing pipeline has other settings, except for some that may change."""
@@ -430,7 +429,7 @@ class Folder:
     def is_whole(self, shard: int, batch: int) -> bool:
         """Whether the snapshot of a shard has files of the sizes that were written."""
         try:
-            self.tree.read_state(self._snapshot(shard_name(shard), batch), partial(read_state, check="sizes"))
+            self.read_snapshot(shard_name(shard), batch, check="sizes")
         except StorageError:
             return False
         return True
@@ -461,11 +460,15 @@ class Folder:
         """Write a snapshot after a batch: of a shard, of the index, or of the router."""
         self._save(self.snapshots_folder(name), batch, lambda path: write_state(path, state))
 
+    def read_snapshot(self, name: str, batch: int, *, check: Check = "everything") -> State:
+        """Return the snapshot after a batch; raise unless it is intact."""
+        return self.tree.read_state(self._snapshot(name, batch), partial(read_state, check=check))
+
     def snapshots(self, name: str, batch: int) -> Iterator[tuple[State, int]]:
         """Yield the intact snapshots up to a batch, the latest first, each with its batch."""
         for number in self.snapshots_until(name, batch):
             try:
-                state = self.tree.read_state(self._snapshot(name, number), read_state)
+                state = self.read_snapshot(name, number)
             except StorageError:
                 # Incomplete or damaged: an earlier snapshot and the log after it give the same.
                 continue

@@ -28,7 +28,7 @@ from nearcast.spark.folder import INDEX, Folder
 from nearcast.spark.plan import CHANGES_STEP, step_of
 from nearcast.spark.prober import Prober
 from nearcast.spark.words import renumbered_words, with_words
-from nearcast.storage.manifest import State, part_of
+from nearcast.storage.manifest import State, part_of, prefixed
 from nearcast.tables.compile import compiled_table, last_of_each
 from nearcast.text.vocabulary import Vocabulary
 
@@ -89,7 +89,7 @@ def compile_block(folder: Folder, batch: int, block: int, n_blocks: int) -> bool
     ids = table["id"].take(pa.array(found.rows))
     state = State(
         {
-            **{f"subscription_{name}": array for name, array in columns._asdict().items()},
+            **prefixed("subscription_", columns._asdict()),
             "homes": changes.homes[found.rows].astype(np.int16),
         },
         {"subscriptions": pa.table({"id": ids, "polygon": pa.array(polygons, pa.binary())})},
@@ -114,10 +114,9 @@ def lay_out(folder: Folder, batch: int, n_blocks: int, token: str) -> list[int]:
         last = last_of_each(table["id"].to_pylist())
         columns, homes, table = taken(columns, last), homes[last], table.take(pa.array(last))
     # Weights are those of this vocabulary, whose words have not changed.
-    arrays = {f"subscription_{name}": array for name, array in columns._asdict().items()}
     step = step_of(batch, CHANGES_STEP)
     state = State(
-        {**arrays, "homes": homes},
+        {**prefixed("subscription_", columns._asdict()), "homes": homes},
         {"subscriptions": table, "vocabulary": vocabulary.to_table()},
         {"n_registered": int(columns.orders.max(initial=-1)) + 1, "step": step},
     )
@@ -161,7 +160,7 @@ def whole_snapshot(folder: Folder, batch: int, state: State) -> State:
 
 def _part(folder: Folder, name: str, batch: int, token: str) -> State:
     """Return the columns or a segment of a batch; raise unless it was written by the same attempt."""
-    part = next((part for part, number in folder.snapshots(name, batch) if number == batch), None)
-    if part is None or part.description.get(TOKEN) != token:
-        raise StorageError(f"{name} of batch {batch} in {folder.tree.place} is missing, damaged, or of another attempt")
+    part = folder.read_snapshot(name, batch)
+    if part.description.get(TOKEN) != token:
+        raise StorageError(f"{name} of batch {batch} in {folder.tree.place} is of another attempt")
     return part

@@ -1,7 +1,7 @@
 """An index in parts, for `match` without a partitioner: tasks build them of the rows that they read, without a shuffle.
 
-A part has at least MIN_PART subscriptions: every message is matched with every part, so many small ones would cost more
-than they save. Tasks with fewer rows set them aside in files, and further tasks build parts of these.
+Every message is matched with every part, so a part has at least MIN_PART subscriptions if there are as many. Tasks with
+fewer rows set them aside in files, and further tasks build parts of these.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -171,5 +171,6 @@ def _built(folder: Folder, number: int, table: pa.Table) -> PartReport:
     return PartReport(number, len(broker), 0, 0, tuple(_rejection(row) for row in bad.to_pylist()))
 
 
-def _rejection(row: dict[str, object]) -> Rejection:
-    return Rejection(int(str(row["row"])), None if row["id"] is None else str(row["id"]), str(row["reason"]))
+def _rejection(row: dict[str, Any]) -> Rejection:  # Any: values of a row of Arrow
+    rejection = Rejection(**row)
+    return rejection._replace(id=None if rejection.id is None else str(rejection.id))

@@ -204,8 +204,8 @@ def _build_segment(folder: Folder, batch: int, ranges: list[Range], token: str, 
     build_segment(folder, batch, number, ranges[number], token)
 
 
-def _open_ahead(folder: Folder, batch: int, n_tasks: int, task: int) -> int:
-    return open_ahead(folder, task, n_tasks, batch)
+def _open_ahead(folder: Folder, batch: int, n_tasks: int, task: int) -> None:
+    open_ahead(folder, task, n_tasks, batch)
 
 
 def _read_rows(

@@ -9,11 +9,12 @@ later; a reader whose record is older reads it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from nearcast.errors import StorageError
 from nearcast.messages.pieces import MessagePiece, merged_piece
+from nearcast.spark.archive import successive
 from nearcast.spark.folder import INPUTS, LOG, MERGED_INPUTS, Folder
 from nearcast.spark.plan import FIRST, MERGED_PIECE, BatchInput, Slices
 
@@ -41,11 +42,12 @@ class LogArchive:
         if len(own) < MERGED_BATCHES:
             return
         self._remove_left()
-        for group in _groups(own):
+        sizes = {number: len(own[number].messages) for number in sorted(own)}
+        for group in successive(sizes, MERGED_BATCHES, MERGED_MESSAGES, MIN_MERGED):
             try:
                 self._write({number: own[number] for number in group})
             except StorageError:
-                # A damaged piece that nobody reads; whoever does says so.
+                # No reader has needed the damaged piece yet; one that does raises.
                 self._damaged += group
 
     def remove_before(self, batch: int) -> None:
@@ -92,23 +94,6 @@ class LogArchive:
             if not tree.names(key):
                 tree.remove(key)
         self._left = []
-
-
-def _groups(records: Mapping[int, BatchInput]) -> Iterator[list[int]]:
-    """Yield successive batches to merge; those with many messages are left alone."""
-    group: list[int] = []
-    n_messages = 0
-    for number in sorted(records):
-        size = len(records[number].messages)
-        is_next = not group or number == group[-1] + 1
-        if not is_next or n_messages + size > MERGED_MESSAGES or len(group) == MERGED_BATCHES:
-            if len(group) >= MIN_MERGED:
-                yield group
-            group, n_messages = [], 0
-        group.append(number)
-        n_messages += size
-    if len(group) == MERGED_BATCHES:
-        yield group
 
 
 def log_folder(batch: int, record: BatchInput) -> int:

@@ -5,7 +5,7 @@
     attach    a task for each new shard gathers its subscriptions and their results from the old ones
 
 Nothing of the old shards is changed: the new ones are written to a folder of their own, and the settings are replaced
-last, in one step. Whoever is killed before that leaves the pipeline as it was.
+last, in one step. A process that is killed before that leaves the pipeline unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from nearcast.arrays import Int64Array, stacked
 from nearcast.columns import SubscriptionColumns, taken
-from nearcast.errors import NearcastError, StorageError
+from nearcast.errors import NearcastError
 from nearcast.spark import worker
 from nearcast.spark.changes import shards_of
 from nearcast.spark.folder import CHANGES, INDEX, INPUTS, LOG, MOVING, PAIRS, ROUTER, Folder, shard_name
@@ -28,7 +28,7 @@ from nearcast.spark.plan import BY_HASH, FIRST, MESSAGES_STEP, Plan, step_of
 from nearcast.spark.router import Router
 from nearcast.spark.shards import shard_state_after
 from nearcast.spark.words import DELAYED, renumbered_words, with_words
-from nearcast.storage.manifest import State, part_of
+from nearcast.storage.manifest import State, part_of, prefixed
 from nearcast.text.vocabulary import Vocabulary
 
 # Settings of a pipeline that may change from start to start.
@@ -119,9 +119,7 @@ def assign(folder: Folder, target: Folder, batch: int) -> None:
 def attach(folder: Folder, target: Folder, shard: int, batch: int) -> None:
     """Save a new shard with its subscriptions, their results and their delayed changes."""
     worker.freeze_once()
-    index = next((state for state, number in target.snapshots(INDEX, batch) if number == batch), None)
-    if index is None:
-        raise StorageError(f"the index after batch {batch} in {folder.tree.place} is missing; rescale again")
+    index = target.read_snapshot(INDEX, batch)
     own = index.arrays["subscription_orders"][index.arrays["homes"] == shard]
     vocabulary = target.vocabulary()
     states = [renumbered_words(folder.read_part(MOVING, batch, old), vocabulary) for old in range(folder.plan().shards)]
@@ -138,7 +136,7 @@ def _chosen(state: State, orders: Int64Array) -> State:
         if name in state.tables:
             table = state.tables[name]
             tables[name] = table.filter(pa.array(np.isin(table[owner].to_numpy(), orders)))
-    return State(_arrays(taken(columns, slots)), tables, state.description)
+    return State(prefixed("subscription_", taken(columns, slots)._asdict()), tables, state.description)
 
 
 def _merged(states: Sequence[State]) -> State:
@@ -149,14 +147,10 @@ def _merged(states: Sequence[State]) -> State:
     tables["subscriptions"] = tables["subscriptions"].take(pa.array(order))
     description: dict[str, Any] = dict(states[0].description)
     description["now"] = max(state.description["now"] for state in states)
-    return State(_arrays(taken(columns, order)), tables, description)
+    return State(prefixed("subscription_", taken(columns, order)._asdict()), tables, description)
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of all tables; the ids of a table without rows may have another type."""
     some = [table for table in tables if table.num_rows]
     return pa.concat_tables(some, promote_options="permissive") if some else tables[0]
-
-
-def _arrays(columns: SubscriptionColumns) -> dict[str, Any]:
-    return {f"subscription_{name}": array for name, array in columns._asdict().items()}

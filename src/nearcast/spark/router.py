@@ -22,7 +22,7 @@ from nearcast.partition.statistics import Statistics
 from nearcast.spark.change_order import MOVE, SUBSCRIBE, UNSUBSCRIBE, runs
 from nearcast.spark.folder import POPULATION
 from nearcast.spark.plan import Plan
-from nearcast.storage.manifest import Arrays, State, part_of
+from nearcast.storage.manifest import Arrays, State, part_of, prefixed
 from nearcast.tables.compile import compiled, compiled_table, last_of_each
 from nearcast.tables.intake import Intake
 from nearcast.tables.message_tables import RawMessages
@@ -323,9 +323,9 @@ class Router:
         if self._chunks:
             self._chunks = [self._merged()]
         chunk = self._chunks[0] if self._chunks else _Chunk(compiled([], self.vocabulary, 0), no_placement())
-        arrays = {f"partitioner_{name}": array for name, array in self.partitioner.arrays().items()}
-        arrays |= {f"subscription_{name}": array for name, array in chunk.columns._asdict().items()}
-        arrays |= {f"placement_{name}": array for name, array in chunk.placement._asdict().items()}
+        arrays = prefixed("partitioner_", self.partitioner.arrays())
+        arrays |= prefixed("subscription_", chunk.columns._asdict())
+        arrays |= prefixed("placement_", chunk.placement._asdict())
         ids = pa.table({"id": pa.array(list(self._places))})
         tables = {"ids": ids, "vocabulary": self.vocabulary.to_table()}
         description = {"partitioner": self.partitioner.settings(), "n_registered": self._n_registered}

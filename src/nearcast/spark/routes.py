@@ -12,8 +12,8 @@ from nearcast.arrays import BoolArray, Int64Array
 from nearcast.errors import NearcastError, Rejection
 from nearcast.spark import worker
 from nearcast.spark.change_order import SUBSCRIBE
-from nearcast.spark.changes import HASH, HOMES, NOWHERE, OLD_HOMES, ROUTED
-from nearcast.spark.folder import CHANGES, ROUTER, Folder
+from nearcast.spark.changes import HASH, HOMES, NOWHERE, OLD_HOMES, ROUTED, change_rows
+from nearcast.spark.folder import ROUTER, Folder
 from nearcast.spark.plan import FIRST, BatchInput
 from nearcast.spark.router import Router, Routes
 from nearcast.storage.manifest import Arrays
@@ -54,9 +54,7 @@ def _router_after(folder: Folder, batch: int) -> Router:
 
 def _table(folder: Folder, batch: int, record: BatchInput) -> pa.Table:
     """Return the changes of a batch in order."""
-    pieces = [folder.read_part(CHANGES, batch, number).tables["rows"] for number in record.changes.pieces]
-    parts = [pieces[piece].slice(start, stop - start) for piece, start, stop in record.changes.parts]
-    return pa.concat_tables(parts, promote_options="default").drop_columns(HASH) if parts else pa.table({})
+    return change_rows(folder, batch, record, 0, len(record.changes)).drop_columns(HASH)
 
 
 def _routed(

@@ -367,16 +367,14 @@ def _opened_shard(folder: Folder, number: int, step: int) -> Iterator[_Work]:
             worker.freeze()
 
 
-def open_ahead(folder: Folder, task: int, n_tasks: int, batch: int) -> int:
-    """Open the index after a batch, and each shard of a task, for the batch that comes next; return their number."""
+def open_ahead(folder: Folder, task: int, n_tasks: int, batch: int) -> None:
+    """Open the index after a batch, and each shard of a task, for the batch that comes next."""
     step = step_of(batch, MESSAGES_STEP)
     with opened_node(folder, step) as node:
         node.prober_after(step)
-        numbers = range(task, node.plan.shards, n_tasks)
-        for number in numbers:
+        for number in range(task, node.plan.shards, n_tasks):
             if number not in node.shards:
                 node.shards[number] = _opened(node, number, step + 1)
-    return len(numbers)
 
 
 def _can_follow(node: Node, shard: Shard, step: int) -> bool:

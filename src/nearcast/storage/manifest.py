@@ -59,6 +59,11 @@ def part_of(arrays: Arrays, prefix: str) -> dict[str, AnyArray]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
+def prefixed(prefix: str, arrays: Arrays) -> dict[str, AnyArray]:
+    """Return the arrays under names that start with a prefix, for `part_of`."""
+    return {prefix + name: array for name, array in arrays.items()}
+
+
 def write_state(path: str | os.PathLike[str], state: State, *, may_be_behind: bool = False) -> None:
     """Write a state to a folder, replacing the one before; a small one `may_be_behind` its manifest."""
     if not os.fspath(path):

@@ -190,7 +190,7 @@ class _Parser:
             start = match.start(kind) - (kind == "quoted")
             if kind == "word" and text.upper() in _OPERATORS:
                 kind = text.upper()
-            elif kind == "word":
+            elif kind == "word" and not text.isalnum():
                 self._check_word(text, start)
             lexemes.append(_Lexeme(kind, text, start))
             position = match.end()
